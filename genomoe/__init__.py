@@ -1,0 +1,1 @@
+"""GenoMoE: long-context mixture-of-experts DNA language models."""

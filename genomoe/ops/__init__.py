@@ -1,0 +1,1 @@
+"""Pure functions on tensors; every fast one stands beside its obvious reference."""
