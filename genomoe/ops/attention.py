@@ -1,0 +1,244 @@
+"""Causal grouped-query attention over fixed windows or packed sequences, with an optional sliding window.
+
+Axis legend: B batch, S sequence, T tokens (packed), H query heads, G key/value heads, C head size.
+
+Backends, each with the same meaning:
+- `reference`: scores in float32, masks written out; for tests.
+- `sdpa`: PyTorch's scaled_dot_product_attention, cuDNN first on CUDA (1.5 times the flash kernel on an H200); packed
+  sequences one after another, windows in bands.
+- `varlen`: the flash kernel with cu_seqlens and window in one launch (CUDA).
+- `te`: Transformer Engine's DotProductAttention (CUDA, imported on first use).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BACKENDS = ("auto", "reference", "sdpa", "varlen", "te")
+
+
+class Choice(NamedTuple):
+    """A backend's name and the reason it was taken."""
+
+    name: str
+    reason: str
+
+
+def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, window: bool) -> Choice:
+    """The backend that `auto` means; `genomoe doctor` prints it with its reason."""
+    if device.type != "cuda":
+        return Choice("sdpa", f"scaled_dot_product_attention is the only fused kernel on {device.type}")
+    if dtype not in (torch.bfloat16, torch.float16):
+        return Choice("sdpa", f"the flash and cuDNN kernels take 16-bit inputs, not {dtype}")
+    if packed or window:
+        what = " and ".join(name for name, on in (("packed sequences", packed), ("a sliding window", window)) if on)
+        return Choice("varlen", f"one flash launch covers {what}; cuDNN behind PyTorch takes neither")
+    return Choice("sdpa", "fixed causal windows: cuDNN first, 1.2-1.7 times the flash kernel on Hopper")
+
+
+def attention(
+    q_THC: Float[Tensor, "*T H C"],
+    k_TGC: Float[Tensor, "*T G C"],
+    v_TGC: Float[Tensor, "*T G C"],
+    *,
+    cu_seqlens: Int[Tensor, " N1"] | None = None,
+    max_seqlen: int | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*T H C"]:
+    """softmax(q k^T / sqrt(C)) v within each sequence, in the dtype of q.
+
+    Args:
+        q_THC, k_TGC, v_TGC: [B, S, heads, C] fixed windows with `cu_seqlens` None, else [T, heads, C] packed.
+        cu_seqlens: int32 starts of the packed sequences and T at the end.
+        max_seqlen: longest packed sequence.
+        causal: attend to the token itself and what is before it.
+        window: with `causal`, attend to at most so many tokens, the token itself included.
+
+    Raises:
+        ValueError: an unknown backend, shapes that do not fit, or a window without `causal`.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"there is no attention backend {backend!r}; backends: {', '.join(BACKENDS)}")
+    if q_THC.dim() != (4 if cu_seqlens is None else 3):
+        raise ValueError(
+            f"attention got q {tuple(q_THC.shape)}: give [B, S, heads, C], or [T, heads, C] with cu_seqlens"
+        )
+    if window is not None and not causal:
+        raise ValueError("a sliding window looks backwards only: it needs causal=True")
+    longest = q_THC.shape[1] if cu_seqlens is None else max_seqlen
+    if window is not None and longest is not None and window >= longest:
+        window = None
+    if backend == "auto":
+        backend = select_attention(
+            q_THC.device, q_THC.dtype, packed=cu_seqlens is not None, window=window is not None
+        ).name
+    if backend == "varlen":
+        return _varlen(q_THC, k_TGC, v_TGC, cu_seqlens, max_seqlen, causal, window)
+    if backend == "te":
+        return _transformer_engine(q_THC, k_TGC, v_TGC, cu_seqlens, max_seqlen, causal, window)
+    fixed = _reference if backend == "reference" else _sdpa
+    if cu_seqlens is None:
+        return fixed(q_THC, k_TGC, v_TGC, causal, window)
+    return _one_by_one(fixed, q_THC, k_TGC, v_TGC, cu_seqlens, causal, window)
+
+
+def _one_by_one(
+    fixed: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool, window: int | None
+) -> Tensor:
+    """Packed sequences, one call each: fine for a few long ones."""
+    lengths = cu_seqlens.diff().tolist()
+    parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+    return torch.cat(
+        [fixed(qs[None], ks[None], vs[None], causal, window)[0] for qs, ks, vs in parts if qs.shape[0]]
+    )
+
+
+def _reference(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, window: int | None) -> Tensor:
+    S, H, C = q_BSHC.shape[1:]
+    group = H // k_BSGC.shape[2]
+    q_BHSC = q_BSHC.transpose(1, 2).float()
+    k_BHSC = k_BSGC.transpose(1, 2).float().repeat_interleave(group, dim=1)
+    v_BHSC = v_BSGC.transpose(1, 2).float().repeat_interleave(group, dim=1)
+    score_BHSS = q_BHSC @ k_BHSC.transpose(2, 3) / C**0.5
+    if causal:
+        distance_SS = torch.arange(S, device=q_BSHC.device)[:, None] - torch.arange(S, device=q_BSHC.device)
+        visible_SS = distance_SS >= 0
+        if window is not None:
+            visible_SS &= distance_SS < window
+        score_BHSS = score_BHSS.masked_fill(~visible_SS, float("-inf"))
+    return (score_BHSS.softmax(-1) @ v_BHSC).transpose(1, 2).to(q_BSHC.dtype)
+
+
+def _sdpa(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, window: int | None) -> Tensor:
+    if window is not None:
+        return _sdpa_banded(q_BSHC, k_BSGC, v_BSGC, window)
+    return _sdpa_call(q_BSHC, k_BSGC, v_BSGC, causal, None)
+
+
+def _sdpa_call(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q_BSHC, k_BSGC, v_BSGC))
+    gqa = q.shape[1] != k.shape[1]
+    if q.device.type == "cuda":
+        order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+        order += [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        with sdpa_kernel(order, set_priority=True):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
+    return out.transpose(1, 2)
+
+
+def _sdpa_banded(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int) -> Tensor:
+    """A sliding window in blocks of `window` queries, each against its own and the previous block of keys.
+
+    Work grows as S * 2 * window instead of S^2; every block but the first has the same mask.
+    """
+    B, S, H, C = q_BSHC.shape
+    blocks = -(-S // window)
+    pad = blocks * window - S
+    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q_BSHC, k_BSGC, v_BSGC))
+
+    def bands(x: Tensor) -> Tensor:
+        own = x.view(B, blocks, window, -1, C)
+        return torch.cat([F.pad(own, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1], own], dim=2).flatten(0, 1)
+
+    row = torch.arange(window, device=q.device)[:, None]
+    column = torch.arange(2 * window, device=q.device) - window
+    visible = (column <= row) & (column > row - window)
+    first = visible & (column >= 0)
+    mask = visible.repeat(B, blocks, 1, 1)
+    mask[:, 0] = first
+    out = _sdpa_call(q.view(B * blocks, window, H, C), bands(k), bands(v), False, mask.flatten(0, 1)[:, None])
+    return out.reshape(B, blocks * window, H, C)[:, :S]
+
+
+def _varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None, causal: bool, window: int | None
+) -> Tensor:
+    fixed_shape = None
+    if cu_seqlens is None:
+        fixed_shape = q.shape
+        B, S = q.shape[:2]
+        cu_seqlens = torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=q.device)
+        max_seqlen = S
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    elif max_seqlen is None:
+        max_seqlen = int(cu_seqlens.diff().max())
+    out = _FlashVarlen.apply(q, k, v, cu_seqlens, max_seqlen, causal, window)
+    return out if fixed_shape is None else out.view(fixed_shape)
+
+
+class _FlashVarlen(torch.autograd.Function):
+    """PyTorch's own flash kernel, called directly because its public wrapper has no window in torch 2.11."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, window: int | None
+    ) -> Tensor:
+        left = -1 if window is None else window - 1
+        right = 0 if causal else -1
+        out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, causal, False,
+            window_size_left=left, window_size_right=right,
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, v, out, lse, rng, unused, cu_seqlens)
+        ctx.args = (max_seqlen, causal, left, right)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, rng, unused, cu_seqlens = ctx.saved_tensors
+        max_seqlen, causal, left, right = ctx.args
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            grads[0].contiguous(), q, k, v, out, lse, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, causal,
+            rng, unused, window_size_left=left, window_size_right=right,
+        )  # fmt: skip
+        return dq, dk, dv, None, None, None, None
+
+
+def transformer_engine_missing() -> str | None:
+    """Why Transformer Engine's attention cannot run here, or None."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if importlib.util.find_spec("transformer_engine") is None:
+        return "transformer_engine is not installed (pip install 'genomoe[te]')"
+    return None
+
+
+@functools.lru_cache(maxsize=32)
+def _te_module(heads: int, groups: int, size: int, layout: str, mask: str, window: tuple[int, int]) -> Any:
+    import transformer_engine.pytorch as te
+
+    return te.DotProductAttention(
+        heads, size, num_gqa_groups=groups, attn_mask_type=mask, qkv_format=layout, window_size=window
+    )
+
+
+def _transformer_engine(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None, causal: bool, window: int | None
+) -> Tensor:
+    missing = transformer_engine_missing()
+    if missing:
+        raise ValueError(f"the attention backend 'te' cannot run: {missing}")
+    layout = "bshd" if cu_seqlens is None else "thd"
+    mask = ("causal" if cu_seqlens is None else "padding_causal") if causal else "no_mask"
+    left = -1 if window is None else window - 1
+    module = _te_module(q.shape[-2], k.shape[-2], q.shape[-1], layout, mask, (left, 0 if causal else -1))
+    packed: dict[str, Any] = {}
+    if cu_seqlens is not None:
+        packed = {
+            "cu_seqlens_q": cu_seqlens, "cu_seqlens_kv": cu_seqlens,
+            "max_seqlen_q": max_seqlen, "max_seqlen_kv": max_seqlen,
+        }  # fmt: skip
+    return module(q.contiguous(), k.contiguous(), v.contiguous(), **packed).view(q.shape)
