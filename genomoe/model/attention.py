@@ -38,7 +38,12 @@ class Attention(nn.Module):
     """Projections, optional QK-norm, RoPE and causal attention of one layer."""
 
     def __init__(
-        self, config: ModelConfig, window: int | None, *, device: torch.device | str | None, dtype: torch.dtype | None
+        self,
+        config: ModelConfig,
+        window: int | None,
+        *,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.config, self.window = config, window

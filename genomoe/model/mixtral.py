@@ -82,11 +82,15 @@ def from_mixtral_config(fields: Mapping[str, Any]) -> ModelConfig:
         ValueError: not a Mixtral configuration, or a RoPE rule we do not have.
     """
     if fields.get("model_type", "mixtral") != "mixtral":
-        raise ValueError(f"config.json describes a {fields['model_type']!r} model, but only 'mixtral' can be imported")
+        raise ValueError(
+            f"config.json describes a {fields['model_type']!r} model, but only 'mixtral' can be imported"
+        )
     if fields.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"config.json has hidden_act={fields['hidden_act']!r}, but only 'silu' can be imported")
+        raise ValueError(
+            f"config.json has hidden_act={fields['hidden_act']!r}, but only 'silu' can be imported"
+        )
     rope = dict(fields.get("rope_parameters") or {})
-    if "rope_scaling" in fields and fields["rope_scaling"]:
+    if fields.get("rope_scaling"):
         rope = {**fields["rope_scaling"], **rope}
     kind = rope.get("rope_type", rope.get("type", "default"))
     scaling = None
@@ -94,7 +98,7 @@ def from_mixtral_config(fields: Mapping[str, Any]) -> ModelConfig:
         original = rope.get("original_max_position_embeddings") or int(
             fields["max_position_embeddings"] / rope["factor"]
         )
-        extra = {}
+        extra: dict[str, Any] = {}
         if kind == "yarn":
             extra = {
                 "beta_fast": float(rope.get("beta_fast") or 32),
@@ -103,7 +107,9 @@ def from_mixtral_config(fields: Mapping[str, Any]) -> ModelConfig:
             }
         scaling = RopeScaling(kind=kind, factor=rope["factor"], original_max_context=original, **extra)
     elif kind != "default":
-        raise ValueError(f"config.json has RoPE rule {kind!r}, but only default, linear and yarn can be imported")
+        raise ValueError(
+            f"config.json has RoPE rule {kind!r}, but only default, linear and yarn can be imported"
+        )
     heads = fields["num_attention_heads"]
     return ModelConfig(
         vocab_size=fields["vocab_size"],
@@ -161,10 +167,12 @@ def from_mixtral_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict
 
     def take(name: str) -> Tensor:
         if name not in left:
-            raise ValueError(f"the Mixtral checkpoint has no tensor {name!r}: it is incomplete or of another model")
+            raise ValueError(
+                f"the Mixtral checkpoint has no tensor {name!r}: it is incomplete or of another model"
+            )
         return left.pop(name)
 
-    out = {}
+    out: dict[str, Tensor] = {}
     for ours, theirs in PLAIN_NAMES:
         if theirs == "lm_head.weight" and theirs not in left and config.tie_embeddings:
             out[ours] = out["embed.weight"]
@@ -190,5 +198,7 @@ def from_mixtral_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict
         out[ours + "moe.experts.w_up"], out[ours + "moe.experts.w_down"] = torch.stack(up), torch.stack(down)
     extra = [name for name in left if "rotary_emb" not in name]
     if extra:
-        raise ValueError(f"the Mixtral checkpoint has a tensor Mixtral's arithmetic does not use: {extra[0]!r}")
+        raise ValueError(
+            f"the Mixtral checkpoint has a tensor Mixtral's arithmetic does not use: {extra[0]!r}"
+        )
     return out

@@ -154,7 +154,9 @@ class MoE(nn.Module):
         return y_TD, Routing(index_TK, scores_TK.detach(), stats)
 
 
-def router_losses(routing: tuple[Routing, ...], *, reduce: Callable[[Tensor], Any] | None = None) -> dict[str, Tensor]:
+def router_losses(
+    routing: tuple[Routing, ...], *, reduce: Callable[[Tensor], Any] | None = None
+) -> dict[str, Tensor]:
     """Mean over the layers of the Switch balance loss (arXiv:2101.03961, eq. 4) and the z-loss (arXiv:2202.08906).
 
     balance = E * sum_e f_e P_e with f_e the share of the T*K choices that went to expert e and P_e the mean

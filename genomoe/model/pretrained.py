@@ -28,7 +28,9 @@ from genomoe.model.mixtral import from_mixtral_config, from_mixtral_state, to_mi
 from genomoe.model.transformer import GenoMoEModel
 
 TOKENIZER_FILE = "tokenizer.json"
-OUR_TOKENIZER_FILE = "genomoe_tokenizer.json"  # in a Mixtral folder, where tokenizer.json is the other library's
+OUR_TOKENIZER_FILE = (
+    "genomoe_tokenizer.json"  # in a Mixtral folder, where tokenizer.json is the other library's
+)
 SHARD_BYTES = 5 * 10**9
 
 
@@ -252,7 +254,9 @@ def _read_tensors(files: list[Path]) -> dict[str, Tensor]:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder under a temporary name beside `folder`, which it replaces when the block ends without error."""
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
+    if folder.exists() and not (
+        folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())
+    ):
         raise FileExistsError(f"{folder} exists and is not a model folder: choose another place or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -38,7 +38,9 @@ class ModelOutput(NamedTuple):
 class RMSNorm(nn.Module):
     """Holds the weight of `genomoe.ops.norm`."""
 
-    def __init__(self, size: int, eps: float, *, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, size: int, eps: float, *, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
@@ -80,7 +82,12 @@ LayerRunner = Callable[..., tuple[Tensor, Routing]]
 
 
 def run_layer(
-    index: int, layer: Layer, x_TD: Tensor, layout: SequenceLayout, valid_T: Tensor | None, kernels: KernelOptions
+    index: int,
+    layer: Layer,
+    x_TD: Tensor,
+    layout: SequenceLayout,
+    valid_T: Tensor | None,
+    kernels: KernelOptions,
 ) -> tuple[Tensor, Routing]:
     """Plain autograd: everything is kept."""
     return layer(x_TD, layout, valid_T, kernels)
@@ -219,6 +226,7 @@ class GenoMoEModel(nn.Module):
     def update_balance_bias(self, counts_LE: Float[Tensor, "L E"]) -> None:
         """Loss-free balancing after an optimizer step, from each layer's summed `routing[...].stats.counts_E`."""
         for layer, counts_E in zip(self.layers, counts_LE, strict=True):
+            assert isinstance(layer, Layer)
             layer.moe.router.update_balance_bias(counts_E)
 
     def rope(self, length: int) -> RopeTable:
@@ -227,7 +235,9 @@ class GenoMoEModel(nn.Module):
         table = self._table
         if table is None or table.cos_SP.shape[0] < length or table.cos_SP.device != device:
             config = self.config
-            table = rope_table(length, config.head_size, config.rope_theta, config.rope_scaling, device=device)
+            table = rope_table(
+                length, config.head_size, config.rope_theta, config.rope_scaling, device=device
+            )
             self._table = table
         return table
 
@@ -245,7 +255,9 @@ class GenoMoEModel(nn.Module):
             batch, longest = 1, int(cu_seqlens.diff().max()) if max_seqlen is None else max_seqlen
             if position_T is None:
                 row_T = torch.arange(tokens.shape[0], device=tokens.device)
-                start_T = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=tokens.shape[0])
+                start_T = torch.repeat_interleave(
+                    cu_seqlens[:-1], cu_seqlens.diff(), output_size=tokens.shape[0]
+                )
                 position_T = row_T - start_T
         if longest > self.config.max_context:
             raise ValueError(

@@ -40,7 +40,9 @@ def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, 
     if dtype not in (torch.bfloat16, torch.float16):
         return Choice("sdpa", f"the flash and cuDNN kernels take 16-bit inputs, not {dtype}")
     if packed or window:
-        what = " and ".join(name for name, on in (("packed sequences", packed), ("a sliding window", window)) if on)
+        what = " and ".join(
+            name for name, on in (("packed sequences", packed), ("a sliding window", window)) if on
+        )
         return Choice("varlen", f"one flash launch covers {what}; cuDNN behind PyTorch takes neither")
     return Choice("sdpa", "fixed causal windows: cuDNN first, 1.2-1.7 times the flash kernel on Hopper")
 
@@ -94,7 +96,13 @@ def attention(
 
 
 def _one_by_one(
-    fixed: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool, window: int | None
+    fixed: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    causal: bool,
+    window: int | None,
 ) -> Tensor:
     """Packed sequences, one call each: fine for a few long ones."""
     lengths = cu_seqlens.diff().tolist()
@@ -164,7 +172,13 @@ def _sdpa_banded(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int) ->
 
 
 def _varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None, causal: bool, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+    causal: bool,
+    window: int | None,
 ) -> Tensor:
     fixed_shape = None
     if cu_seqlens is None:
@@ -184,7 +198,14 @@ class _FlashVarlen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, window: int | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        causal: bool,
+        window: int | None,
     ) -> Tensor:
         left = -1 if window is None else window - 1
         right = 0 if causal else -1
@@ -226,7 +247,13 @@ def _te_module(heads: int, groups: int, size: int, layout: str, mask: str, windo
 
 
 def _transformer_engine(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None, causal: bool, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+    causal: bool,
+    window: int | None,
 ) -> Tensor:
     missing = transformer_engine_missing()
     if missing:

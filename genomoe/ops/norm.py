@@ -5,13 +5,14 @@ Axis legend: T tokens, D hidden size.
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import torch
 
-
-def rms_norm_reference(x_TD: Float[Tensor, "*T D"], weight_D: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*T D"]:
+def rms_norm_reference(
+    x_TD: Float[Tensor, "*T D"], weight_D: Float[Tensor, " D"], eps: float
+) -> Float[Tensor, "*T D"]:
     """x / rms(x) * weight; float32 inside, the result in the dtype of `x`."""
     x32 = x_TD.float()
     normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)

@@ -41,7 +41,9 @@ class RopeScaling:
         if not (isinstance(self.factor, (int, float)) and math.isfinite(self.factor) and self.factor >= 1):
             raise ValueError(f"rope_scaling.factor must be at least 1, got {self.factor!r}")
         if not (isinstance(self.original_max_context, int) and self.original_max_context >= 1):
-            raise ValueError(f"rope_scaling.original_max_context must be at least 1, got {self.original_max_context!r}")
+            raise ValueError(
+                f"rope_scaling.original_max_context must be at least 1, got {self.original_max_context!r}"
+            )
         if not self.beta_fast > self.beta_slow > 0:
             raise ValueError(
                 f"rope_scaling wants beta_fast > beta_slow > 0, got {self.beta_fast!r} and {self.beta_slow!r}"
@@ -52,7 +54,9 @@ class RopeScaling:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(fields) - known)
         if unknown:
-            raise ValueError(f"there is no field rope_scaling.{unknown[0]}; fields: {', '.join(sorted(known))}")
+            raise ValueError(
+                f"there is no field rope_scaling.{unknown[0]}; fields: {', '.join(sorted(known))}"
+            )
         for name in ("kind", "factor", "original_max_context"):
             if name not in fields:
                 raise ValueError(f"rope_scaling lacks the field {name}")
@@ -71,7 +75,9 @@ class RopeTable(NamedTuple):
     sin_SP: Tensor
 
 
-def rope_frequencies(head_size: int, theta: float, scaling: RopeScaling | None) -> tuple[Float[Tensor, " P"], float]:
+def rope_frequencies(
+    head_size: int, theta: float, scaling: RopeScaling | None
+) -> tuple[Float[Tensor, " P"], float]:
     """Angular frequency of each pair (float64, radians per position) and the scale of cosine and sine."""
     pair_P = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
     if scaling is None:
@@ -101,7 +107,12 @@ def ntk_theta(head_size: int, theta: float, factor: float) -> float:
 
 
 def rope_table(
-    length: int, head_size: int, theta: float, scaling: RopeScaling | None = None, *, device: torch.device | str = "cpu"
+    length: int,
+    head_size: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    *,
+    device: torch.device | str = "cpu",
 ) -> RopeTable:
     """Cosine and sine for positions 0 .. length-1, float32 [length, head_size/2] each.
 
@@ -148,7 +159,7 @@ def split_qkv(
     """Views of the joint projection's columns: H query heads, then G key heads, then G value heads."""
     C = qkv_TQ.shape[1] // (num_heads + 2 * num_kv_heads)
     heads_THC = qkv_TQ.view(qkv_TQ.shape[0], -1, C)
-    return tuple(heads_THC.split([num_heads, num_kv_heads, num_kv_heads], dim=1))  # type: ignore[return-value]
+    return tuple(heads_THC.split([num_heads, num_kv_heads, num_kv_heads], dim=1))
 
 
 def apply_rope_qkv(

@@ -25,7 +25,11 @@ TOKENS = torch.randint(0, 16, (2, 19), generator=torch.Generator().manual_seed(0
         {},
         {"tie_embeddings": True},
         {"qk_norm": True, "num_shared_experts": 1, "router_scores": "sigmoid", "router_bias_balancing": True},
-        {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_context=16), "window": 8, "global_every": 2},
+        {
+            "rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_context=16),
+            "window": 8,
+            "global_every": 2,
+        },
     ],
     ids=["mixtral", "tied", "everything", "yarn-window"],
 )
@@ -133,7 +137,12 @@ class TestMixtralFolders:
 
     @pytest.mark.parametrize(
         "change",
-        [{"qk_norm": True}, {"num_shared_experts": 1}, {"router_scores": "sigmoid"}, {"router_bias_balancing": True}],
+        [
+            {"qk_norm": True},
+            {"num_shared_experts": 1},
+            {"router_scores": "sigmoid"},
+            {"router_bias_balancing": True},
+        ],
     )
     def test_what_mixtral_lacks_is_refused_with_its_name(self, tmp_path, change) -> None:
         with pytest.raises(ValueError, match=next(iter(change))):

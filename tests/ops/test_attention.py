@@ -1,0 +1,116 @@
+"""Attention backends agree; packing equals separate sequences; windows see what they should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from genomoe.ops.attention import attention, select_attention
+
+LENGTHS = [5, 1, 17, 0, 9]
+
+
+def qkv(T: int, H: int = 4, G: int = 2, C: int = 8) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(T, heads, C, generator=generator).requires_grad_() for heads in (H, G, G)]
+
+
+def with_gradients(out: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    return [out.detach(), *torch.autograd.grad(out, leaves, weight)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 17, 100])
+@pytest.mark.parametrize("causal", [True, False])
+def test_sdpa_equals_the_reference(window, causal) -> None:
+    if window is not None and not causal:
+        pytest.skip("a window looks backwards only")
+    leaves = qkv(2 * 19)
+    shaped = [x.unflatten(0, (2, 19)) for x in leaves]
+    got = with_gradients(attention(*shaped, causal=causal, window=window, backend="sdpa"), leaves)
+    want = with_gradients(attention(*shaped, causal=causal, window=window, backend="reference"), leaves)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_packing_equals_separate_sequences(backend, window) -> None:
+    cu = torch.tensor([0, *LENGTHS], dtype=torch.int32).cumsum(0).to(torch.int32)
+    leaves = qkv(int(cu[-1]))
+    packed = with_gradients(
+        attention(*leaves, cu_seqlens=cu, max_seqlen=max(LENGTHS), window=window, backend=backend), leaves
+    )
+    alone = [
+        attention(*(x[a:b][None] for x in leaves), window=window, backend="reference")[0]
+        for a, b in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)
+        if a < b
+    ]
+    for name, a, b in zip(
+        ("out", "dq", "dk", "dv"), packed, with_gradients(torch.cat(alone), leaves), strict=True
+    ):
+        torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5, msg=name)
+
+
+def test_a_window_hides_what_is_older() -> None:
+    q, k, v = (x.unflatten(0, (1, 12)).detach() for x in qkv(12))
+    before = attention(q, k, v, window=4)
+    k2, v2 = k.clone(), v.clone()
+    k2[:, 3] += 100
+    v2[:, 3] += 100
+    changed = (attention(q, k2, v2, window=4) - before).abs().amax((0, 2, 3)) > 1e-6
+    assert changed.tolist() == [False] * 3 + [True] * 4 + [False] * 5
+
+
+def test_what_cannot_be_is_said() -> None:
+    q, k, v = qkv(6)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        attention(q, k, v)
+    with pytest.raises(ValueError, match="causal=True"):
+        attention(q[None], k[None], v[None], causal=False, window=2)
+    with pytest.raises(ValueError, match="no attention backend"):
+        attention(q[None], k[None], v[None], backend="best")
+    with pytest.raises(ValueError, match="'te' cannot run"):
+        if torch.cuda.is_available():
+            pytest.skip("a CUDA device is present")
+        attention(q[None], k[None], v[None], backend="te")
+
+
+def test_the_choice_comes_with_a_reason() -> None:
+    assert select_attention(torch.device("cpu"), torch.float32, packed=False, window=False).name == "sdpa"
+    cuda = torch.device("cuda")
+    assert select_attention(cuda, torch.bfloat16, packed=False, window=False).name == "sdpa"
+    choice = select_attention(cuda, torch.bfloat16, packed=True, window=True)
+    assert choice.name == "varlen"
+    assert "packed" in choice.reason
+    assert "window" in choice.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_gpu_backends_equal_the_reference(backend, packed, window) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    leaves = [
+        torch.randn(512, heads, 64, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()
+        for heads in (4, 2, 2)
+    ]
+    layout: dict = {
+        "cu_seqlens": torch.tensor([0, 200, 201, 512], device="cuda", dtype=torch.int32),
+        "max_seqlen": 311,
+    }
+    shaped = leaves
+    if not packed:
+        layout, shaped = {}, [x.unflatten(0, (2, 256)) for x in leaves]
+    weight = torch.randn(512, 4, 64, device="cuda", generator=generator).view(shaped[0].shape)
+
+    def run(name: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        out = attention(*tensors, **layout, window=window, backend=name)
+        return [out.detach(), *torch.autograd.grad(out, tensors, weight.to(out.dtype))]
+
+    exact = [x.detach().float().requires_grad_() for x in shaped]
+    got, want = run(backend, shaped), run("reference", exact)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        assert ((a.float() - b).norm() / b.norm()).item() < 1e-2, name  # bfloat16 probabilities
