@@ -1,13 +1,15 @@
 """Features from GenBank, GFF3, GTF and BED, codons on both strands, and the consequence class of a variant.
 
-Classes are the usual Sequence Ontology terms, one per variant, the most severe first; distances and 0-based half-open
-coordinates as everywhere. GenBank is parsed by Biopython; the translation tables are Biopython's (NCBI's numbers).
+Classes are the usual Sequence Ontology terms, one per variant, the most severe first; distances and 0-based
+half-open coordinates as everywhere. GenBank is parsed by Biopython; the translation tables are Biopython's
+(NCBI's numbers).
 """
 
 from __future__ import annotations
 
 import bisect
 import gzip
+import itertools
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -77,7 +79,9 @@ class Feature:
         return max(part.end for part in self.parts)
 
     def offset(self, position: int) -> int | None:
-        """How many bases of the feature come before the genome position, in reading direction; None if outside."""
+        """How many bases of the feature come before the genome position, in reading direction; None if
+        outside.
+        """
         before = 0
         for part in self.parts:
             if part.start <= position < part.end:
@@ -110,7 +114,9 @@ class Annotation:
 
     features: Mapping[str, tuple[Feature, ...]]
     table: int = 1
-    """NCBI translation table used where a feature does not name its own (2: vertebrate mitochondrion, 11: bacteria)."""
+    """NCBI translation table used where a feature does not name its own (2: vertebrate mitochondrion, 11:
+    bacteria).
+    """
     _starts: dict[str, list[int]] = field(default_factory=dict, repr=False)
     _longest: dict[str, int] = field(default_factory=dict, repr=False)
 
@@ -134,14 +140,23 @@ class Annotation:
         """The most severe effect over all features the variant touches; ties go to the first feature."""
         begin, end = variant.position, variant.position + len(variant.ref)
         effects = [
-            self._effect_on(feature, variant, reference) for feature in self.overlapping(variant.contig, begin, end)
+            self._effect_on(feature, variant, reference)
+            for feature in self.overlapping(variant.contig, begin, end)
         ]
-        return min(effects, key=lambda effect: effect.consequence.rank, default=Effect(consequence=Consequence.INTERGENIC))
+        return min(
+            effects,
+            key=lambda effect: effect.consequence.rank,
+            default=Effect(consequence=Consequence.INTERGENIC),
+        )
 
     def _effect_on(self, feature: Feature, variant: Variant, reference: SequenceSource) -> Effect:
         def effect(consequence: Consequence, codon: str = "", amino_acid: str = "") -> Effect:
             return Effect(
-                consequence=consequence, gene=feature.name, strand=feature.strand, codon=codon, amino_acid=amino_acid
+                consequence=consequence,
+                gene=feature.name,
+                strand=feature.strand,
+                codon=codon,
+                amino_acid=amino_acid,
             )
 
         kinds = {"trna": Consequence.TRNA, "rrna": Consequence.RRNA}
@@ -152,7 +167,9 @@ class Annotation:
         positions = range(variant.position, variant.position + len(variant.ref))
         inside = [position for position in positions if feature.offset(position) is not None]
         if not inside:
-            return effect(Consequence.SPLICE if self._at_splice_site(feature, positions) else Consequence.INTRON)
+            return effect(
+                Consequence.SPLICE if self._at_splice_site(feature, positions) else Consequence.INTRON
+            )
         if len(variant.ref) != len(variant.alt):
             changed = abs(len(variant.ref) - len(variant.alt))
             return effect(Consequence.INFRAME_INDEL if changed % 3 == 0 else Consequence.FRAMESHIFT)
@@ -191,18 +208,23 @@ class Annotation:
     def _at_splice_site(feature: Feature, positions: range) -> bool:
         """Within two intronic bases of an inner exon edge."""
         ordered = sorted(feature.parts, key=lambda part: part.start)
-        for left, right in zip(ordered, ordered[1:], strict=False):
+        for left, right in itertools.pairwise(ordered):
             for position in positions:
-                if left.end <= position < right.start and (position < left.end + 2 or position >= right.start - 2):
+                if left.end <= position < right.start and (
+                    position < left.end + 2 or position >= right.start - 2
+                ):
                     return True
         return False
 
 
-def read_annotation(path: str | Path, *, table: int = 1, kinds: Iterable[str] = ("CDS", "tRNA", "rRNA", "ncRNA")) -> Annotation:
-    """Reads GenBank (.gb .gbk .gbff), GFF3/GTF (.gff .gff3 .gtf) or BED (.bed), plain, gzip, or a zip of GenBank files.
+def read_annotation(
+    path: str | Path, *, table: int = 1, kinds: Iterable[str] = ("CDS", "tRNA", "rRNA", "ncRNA")
+) -> Annotation:
+    """Reads GenBank (.gb .gbk .gbff), GFF3/GTF (.gff .gff3 .gtf) or BED (.bed), plain, gzip, or a zip of
+    GenBank files.
 
-    Only features of `kinds` are kept (all of a BED's are, its name column being the kind). Raises AnnotationError
-    with the line of the first bad row.
+    Only features of `kinds` are kept (all of a BED's are, its name column being the kind). Raises
+    AnnotationError with the line of the first bad row.
     """
     path = Path(path)
     if not path.is_file():
@@ -216,7 +238,9 @@ def read_annotation(path: str | Path, *, table: int = 1, kinds: Iterable[str] = 
     elif name.endswith(".bed"):
         features = _bed(path)
     else:
-        raise AnnotationError(f"{path}: the name must end in .gb, .gbk, .gbff, .gff3, .gtf or .bed (also with .gz).")
+        raise AnnotationError(
+            f"{path}: the name must end in .gb, .gbk, .gbff, .gff3, .gtf or .bed (also with .gz)."
+        )
     by_contig: dict[str, list[Feature]] = defaultdict(list)
     for feature in features:
         by_contig[feature.parts[0].contig].append(feature)
@@ -280,10 +304,22 @@ def _gff(path: Path, wanted: set[str]) -> Iterator[Feature]:
             try:
                 interval = Interval(contig, int(start) - 1, int(end))
             except ValueError as error:
-                raise AnnotationError(f"{path}, line {number}: bad coordinates {start}-{end}: {error}") from error
+                raise AnnotationError(
+                    f"{path}, line {number}: bad coordinates {start}-{end}: {error}"
+                ) from error
             attributes = _attributes(text)
-            key = next((attributes[k] for k in ("ID", "protein_id", "transcript_id", "Parent") if k in attributes), "")
-            name = next((attributes[k] for k in ("gene", "gene_name", "Name", "locus_tag", "gene_id") if k in attributes), key)
+            key = next(
+                (attributes[k] for k in ("ID", "protein_id", "transcript_id", "Parent") if k in attributes),
+                "",
+            )
+            name = next(
+                (
+                    attributes[k]
+                    for k in ("gene", "gene_name", "Name", "locus_tag", "gene_id")
+                    if k in attributes
+                ),
+                key,
+            )
             table = int(attributes["transl_table"]) if "transl_table" in attributes else None
             skip = int(phase) if phase.isdigit() else 0
             groups[contig, kind, key or str(number)].append((interval, strand, skip, name, table))
@@ -323,7 +359,9 @@ def _bed(path: Path) -> Iterator[Feature]:
             try:
                 interval = Interval(columns[0], int(columns[1]), int(columns[2]))
             except (IndexError, ValueError) as error:
-                raise AnnotationError(f"{path}, line {number}: not a BED row (contig, start, end): {error}") from error
+                raise AnnotationError(
+                    f"{path}, line {number}: not a BED row (contig, start, end): {error}"
+                ) from error
             kind = columns[3].strip('"') if len(columns) > 3 else "region"
             strand: Strand = "-" if len(columns) > 5 and columns[5] == "-" else "+"
             yield Feature(kind=kind, name=kind, strand=strand, parts=(interval,))

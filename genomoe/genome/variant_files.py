@@ -1,8 +1,9 @@
 """Variant files in: VCF and BCF (plain, gzip, bgzip), TSV, CSV and Parquet, one row at a time.
 
-Text VCF is read as text, so that every row, header line, sample column and odd INFO field can be written back as
-it came; BCF goes through htslib's own conversion to text. Positions are 1-based in every file, 0-based in `InputRow`.
-What is wrong with a file is an error with its line; what is wrong with one variant is that row's status, later.
+Text VCF is read as text, so that every row, header line, sample column and odd INFO field can be written
+back as it came; BCF goes through htslib's own conversion to text. Positions are 1-based in every file,
+0-based in `InputRow`. What is wrong with a file is an error with its line; what is wrong with one variant is
+that row's status, later.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class VariantSource:
     """"text", "bcf" or "parquet"."""
 
     def rows(self) -> Iterator[InputRow]:
-        """The rows in file order. Raises VariantFileError with the line at the first that is not a variant."""
+        """The rows in file order; VariantFileError with the line at the first that is not a variant."""
         if self.encoding == "bcf":
             yield from _bcf_rows(self.path)
         elif self.encoding == "parquet":
@@ -119,7 +120,7 @@ class VariantSource:
         for values in reader:
             if len(values) != len(self.columns):
                 raise VariantFileError(
-                    f"{self.path}, line {number}: {len(values)} columns, but the header has {len(self.columns)}."
+                    f"{self.path}, line {number}: {len(values)} columns, the header has {len(self.columns)}."
                 )
             yield self._table_row(number, values)
 
@@ -152,14 +153,17 @@ class VariantSource:
 
 
 def open_variants(path: str | Path, columns: Mapping[str, str] | None = None) -> VariantSource:
-    """Looks at a variant file and returns a source of its rows; the format is told by content, then by the name.
+    """Looks at a variant file and returns a source of its rows; the format is told by content, then by the
+    name.
 
-    `columns` names the columns of a table for the roles contig, position, ref, alt and id where they differ from
-    the usual names.
+    `columns` names the columns of a table for the roles contig, position, ref, alt and id where they differ
+    from the usual names.
     """
     path = Path(path)
     if str(path) == "-":
-        raise VariantFileError("Variants cannot come from standard input, as they are read twice: write them to a file.")
+        raise VariantFileError(
+            "Variants cannot come from standard input, as they are read twice: write them to a file."
+        )
     if not path.exists():
         raise VariantFileError(f"There is no variant file {path}.")
     if path.is_dir():
@@ -191,7 +195,9 @@ def _open_vcf(path: Path) -> VariantSource:
         elif line.startswith("#"):
             names = line.split("\t")
             if len(names) < 5 and len(line.split()) >= 5:
-                raise VariantFileError(f"{path}, line {number}: the columns are separated by spaces; VCF needs tabs.")
+                raise VariantFileError(
+                    f"{path}, line {number}: the columns are separated by spaces; VCF needs tabs."
+                )
             if names[:5] != VCF_COLUMNS[:5]:
                 raise VariantFileError(
                     f"{path}, line {number}: the header line starts with {' '.join(names[:5])!r} instead of "
@@ -253,14 +259,22 @@ def _bcf_rows(path: Path) -> Iterator[InputRow]:
                 number += 1
                 yield _vcf_row(path, number, str(record).rstrip("\n"))
     except OSError as error:
-        raise VariantFileError(f"{path}, record {number + 1}: the file is truncated or damaged: {error}.") from error
+        raise VariantFileError(
+            f"{path}, record {number + 1}: the file is truncated or damaged: {error}."
+        ) from error
 
 
 def _vcf_row(path: Path, number: int, line: str) -> InputRow:
     fields = line.split("\t")
     if len(fields) < 5:
-        hint = "are they separated by spaces instead of tabs?" if len(line.split()) >= 5 else "is the line cut off?"
-        raise VariantFileError(f"{path}, line {number}: {len(fields)} columns, a variant needs at least 5; {hint}")
+        hint = (
+            "are they separated by spaces instead of tabs?"
+            if len(line.split()) >= 5
+            else "is the line cut off?"
+        )
+        raise VariantFileError(
+            f"{path}, line {number}: {len(fields)} columns, a variant needs at least 5; {hint}"
+        )
     fields += ["."] * (8 - len(fields))
     return InputRow(
         number=number,
@@ -283,7 +297,7 @@ def _position(path: Path, number: int, text: str) -> int:
             position = -1
         if position < 0:
             raise VariantFileError(
-                f"{path}, line {number}: the position is {text!r}; it must be a whole number, 1 for the first base."
+                f"{path}, line {number}: the position is {text!r}; it must be a whole number, first base 1."
             ) from None
     return position - 1
 
@@ -327,5 +341,5 @@ def _guard(path: Path, number: int, read: Any) -> bytes:
         return read()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise VariantFileError(
-            f"{path}, after line {number}: the compressed file is truncated or damaged ({error}); copy it again."
+            f"{path}, after line {number}: the compressed file is truncated or damaged ({error})."
         ) from error

@@ -1,7 +1,8 @@
 """Scored variants out: VCF.gz, TSV and Parquet, written to a temporary name and renamed when complete.
 
-A VCF keeps every input row, its order, header and samples, and gains two `Number=A` INFO fields; it is tabix-indexed
-when the input was sorted. A table has one row for each input ALT. Memory stays flat: nothing is held but a batch.
+A VCF keeps every input row, its order, header and samples, and gains two `Number=A` INFO fields; it is
+tabix-indexed when the input was sorted. A table has one row for each input ALT. Memory stays flat: nothing
+is held but a batch.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class VariantWriter(Protocol):
 def open_output(path: str | Path, source: VariantSource, *, key: str, description: str) -> VariantWriter:
     """A writer chosen by the name's end: .vcf.gz, .vcf, .tsv, .tsv.gz or .parquet.
 
-    `key` names the INFO field (and `key`_STATUS beside it) or the table's column; `description` is its header text.
-    Raises OutputError for another ending, a missing folder, or a key that the input already declares.
+    `key` names the INFO field (and `key`_STATUS beside it) or the table's column; `description` is its
+    header text. Raises OutputError for another ending, a missing folder, or a key that the input already
+    declares.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -60,7 +62,7 @@ def temporary(path: Path) -> Path:
 
 
 class _Replacing:
-    """Writes beside the target and renames at the end, so that a half-written file never has the final name."""
+    """Writes beside the target and renames at the end: a half-written file never has the final name."""
 
     def __init__(self, path: Path):
         self.path, self.temporary = path, temporary(path)
@@ -96,10 +98,13 @@ class _VCFWriter(_Replacing):
         quoted = description.replace("\\", "\\\\").replace('"', '\\"')
         header += [
             f'##INFO=<ID={key},Number=A,Type=Float,Description="{quoted}">',
-            f'##INFO=<ID={key}_STATUS,Number=A,Type=String,Description="Why {key} is given or missing for each ALT">',
+            f'##INFO=<ID={key}_STATUS,Number=A,Type=String,Description="Why {key} is there or missing, by ALT">',
         ]
         columns = VCF_COLUMNS if self._from_table else [*VCF_COLUMNS, *source.columns[8:]]
-        self._file: Any = pysam.BGZFile(str(self.temporary), "wb") if self._compressed else open(self.temporary, "wb")
+        if self._compressed:
+            self._file: Any = pysam.BGZFile(str(self.temporary), "wb")
+        else:
+            self._file = open(self.temporary, "wb")  # noqa: SIM115 - closed in _close
         self._file.write(("\n".join(header) + "\n" + "\t".join(columns) + "\n").encode())
         self._last: tuple[str, int] | None = None
         self._seen: set[str] = set()
@@ -107,13 +112,21 @@ class _VCFWriter(_Replacing):
 
     def write(self, row: InputRow, results: Results) -> None:
         if self._from_table:
-            fields = [row.contig, str(row.position + 1), row.id, row.ref or "N", ",".join(row.alts), ".", ".", "."]
+            fields = [
+                row.contig,
+                str(row.position + 1),
+                row.id,
+                row.ref or "N",
+                ",".join(row.alts),
+                ".",
+                ".",
+                ".",
+            ]
         else:
             fields = list(row.fields)
-        added = (
-            f"{self._keys[0]}={','.join('.' if math.isnan(score) else f'{score:.7g}' for score, _ in results)};"
-            f"{self._keys[1]}={','.join(status for _, status in results)}"
-        )
+        scores = ",".join("." if math.isnan(score) else f"{score:.7g}" for score, _ in results)
+        statuses = ",".join(status for _, status in results)
+        added = f"{self._keys[0]}={scores};{self._keys[1]}={statuses}"
         fields[7] = added if fields[7] in ("", ".") else f"{fields[7].rstrip(';')};{added}"
         self._file.write(("\t".join(fields) + "\n").encode())
         self._note_order(row)
@@ -149,7 +162,9 @@ class _VCFWriter(_Replacing):
 
 
 class _TableWriter(_Replacing):
-    """TSV and Parquet. From a VCF: row, contig, position (1-based), id, ref, alt; from a table: its own columns."""
+    """TSV and Parquet. From a VCF: row, contig, position (1-based), id, ref, alt; from a table: its own
+    columns.
+    """
 
     def __init__(self, path: Path, source: VariantSource, key: str):
         super().__init__(path)
@@ -157,7 +172,9 @@ class _TableWriter(_Replacing):
         keys = list(source.columns) if source.roles else ["row", "contig", "position", "id", "ref", "alt"]
         clash = {key, f"{key}_status"} & {str(name) for name in keys}
         if clash:
-            raise OutputError(f"{source.path} already has a column {min(clash)}: choose another with --info-key.")
+            raise OutputError(
+                f"{source.path} already has a column {min(clash)}: choose another with --info-key."
+            )
         self._names = [*keys, key, f"{key}_status"]
         self._rows: list[list[Any]] = []
         self._parquet = path.name.lower().endswith(".parquet")

@@ -67,7 +67,8 @@ class UnknownContigError(GenoMoEError):
 
 
 class ContigNames:
-    """Maps a file's contig names to the reference's: exact, then the user's table, then chr1 = 1 and MT = chrM.
+    """Maps a file's contig names to the reference's: exact, then the user's table, then chr1 = 1 and MT =
+    chrM.
 
     An exact match always wins, so a reference that holds both `1` and `chr1` is never confused.
     """
@@ -134,10 +135,12 @@ def check_alleles(ref: str, alt: str) -> Status:
 
 
 def normalise(variant: Variant, reference: SequenceSource, *, step: int = 128) -> Variant:
-    """The one left-aligned, parsimonious way to write a variant (Tan et al. 2015, doi 10.1093/bioinformatics/btv112).
+    """The one left-aligned, parsimonious way to write a variant (Tan et al. 2015, doi
+    10.1093/bioinformatics/btv112).
 
-    Shared last bases are cut, the alleles being extended to the left whenever one is empty; then shared first
-    bases. The result agrees with `bcftools norm -f`. Alleles come back in upper case. REF must match the reference.
+    Shared last bases are cut, the alleles being extended to the left whenever one is empty; then shared
+    first bases. The result agrees with `bcftools norm -f`. Alleles come back in upper case. REF must match
+    the reference.
     """
     position, ref, alt = variant.position, variant.ref.upper(), variant.alt.upper()
     if len(ref) == len(alt) == 1 or ref == alt:
@@ -162,7 +165,8 @@ def normalise(variant: Variant, reference: SequenceSource, *, step: int = 128) -
 
 @dataclass(frozen=True, kw_only=True)
 class CentredWindow:
-    """Each variant has its own window: its first base stands at index `length // 2`, also when length is even.
+    """Each variant has its own window: its first base stands at index `length // 2`, also when length is
+    even.
 
     Windows are clipped at the ends of a contig, never padded.
     """
@@ -181,7 +185,8 @@ class CentredWindow:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWindow:
-    """Neighbours share a window: the contig is cut into blocks of a quarter of the length, each centred in its window.
+    """Neighbours share a window: the contig is cut into blocks of a quarter of the length, each centred in
+    its window.
 
     The window depends on the position alone, so a score does not depend on which other variants are in the
     file. At a contig's ends the window is moved inside it, and clipped only where the contig is shorter.
@@ -219,7 +224,8 @@ def make_window(mode: str, length: int) -> CentredWindow | BlockWindow:
 class Haplotypes:
     """The window without and with the variant, in reading direction, equally long, in upper case.
 
-    `ref[:first] == alt[:first]`; the alleles start at `first` and are `ref_allele` and `alt_allele` bases long.
+    `ref[:first] == alt[:first]`; the alleles start at `first` and are `ref_allele` and `alt_allele` bases
+    long.
     """
 
     ref: bytes
@@ -229,21 +235,24 @@ class Haplotypes:
     alt_allele: int
 
 
-def haplotypes(variant: Variant, window: Interval, reference: SequenceSource, *, strand: Strand = "+") -> Haplotypes:
+def haplotypes(
+    variant: Variant, window: Interval, reference: SequenceSource, *, strand: Strand = "+"
+) -> Haplotypes:
     """The REF and ALT sequences of `window` as read on `strand`.
 
     Rule for indels: both start at the same base in reading direction and are equally long. What a deletion
-    removes is made up for by reference bases beyond the window's end, what an insertion adds is cut there; at the
-    end of a contig both are cut to the shorter. So on the minus strand the window's right-hand end is the
-    fixed one, and for a substitution the minus-strand sequences are the reverse complements of the plus strand's.
-    The variant's REF allele replaces the reference's bases (they are equal unless REF is substituted).
+    removes is made up for by reference bases beyond the window's end, what an insertion adds is cut there;
+    at the end of a contig both are cut to the shorter. So on the minus strand the window's right-hand end is
+    the fixed one, and for a substitution the minus-strand sequences are the reverse complements of the plus
+    strand's. The variant's REF allele replaces the reference's bases (they are equal unless REF is
+    substituted).
     """
     contig_length = reference.contigs[variant.contig]
     ref, alt = variant.ref.upper().encode("ascii"), variant.alt.upper().encode("ascii")
     begin, end = variant.position, variant.position + len(ref)
     if not window.start <= begin or not end <= window.end:
         raise GenoMoEError(
-            f"{variant} does not lie within its window {window}: the allele is too long for it; widen --window."
+            f"{variant} does not lie within its window {window}: it is too long; widen --window."
         )
     missing = max(0, len(ref) - len(alt))
     low = window.start if strand == "+" else max(0, window.start - missing)
@@ -256,5 +265,9 @@ def haplotypes(variant: Variant, window: Interval, reference: SequenceSource, *,
     with_ref, with_alt = before + ref + after, before + alt + after
     length = min(window.end - window.start, len(with_ref), len(with_alt))
     return Haplotypes(
-        ref=with_ref[:length], alt=with_alt[:length], first=len(before), ref_allele=len(ref), alt_allele=len(alt)
+        ref=with_ref[:length],
+        alt=with_alt[:length],
+        first=len(before),
+        ref_allele=len(ref),
+        alt_allele=len(alt),
     )

@@ -1,4 +1,6 @@
-"""Runs bcftools on tests/data/normalise and writes what it says beside the input: `python tests/genome/oracles.py`."""
+"""Runs bcftools on tests/data/normalise and writes what it says beside the input: `python
+tests/genome/oracles.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def run_norm() -> str:
         reference.write_bytes((FOLDER / "ref.fa").read_bytes())
         command = ["bcftools", "norm", "-f", str(reference), str(FOLDER / "input.vcf")]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = sorted((line.split("\t")[:5] for line in text.splitlines() if line[0] != "#"), key=lambda row: int(row[2][1:]))
+    rows = sorted(
+        (line.split("\t")[:5] for line in text.splitlines() if line[0] != "#"),
+        key=lambda row: int(row[2][1:]),
+    )
     return "id\tpos\tref\talt\n" + "".join(f"{row[2]}\t{row[1]}\t{row[3]}\t{row[4]}\n" for row in rows)
 
 
@@ -30,7 +35,9 @@ def run_consensus(every: int = 8) -> str:
         reference.write_bytes((FOLDER / "ref.fa").read_bytes())
         for line in lines:
             vcf.write_text(HEADER + line + "\n")
-            subprocess.run(["bcftools", "view", "-Oz", "-o", f"{vcf}.gz", str(vcf)], check=True, capture_output=True)
+            subprocess.run(
+                ["bcftools", "view", "-Oz", "-o", f"{vcf}.gz", str(vcf)], check=True, capture_output=True
+            )
             subprocess.run(["bcftools", "index", "-f", f"{vcf}.gz"], check=True, capture_output=True)
             command = ["bcftools", "consensus", "-f", str(reference), f"{vcf}.gz"]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -10,8 +10,8 @@ from genomoe.genome.alphabet import reverse_complement
 from genomoe.genome.annotation import Consequence, read_annotation
 from genomoe.genome.coordinates import Interval, Variant
 
-# plus-strand CDS at 10..25: ATG AAA TGG TGC TAA; minus-strand CDS in two exons, 40..46 and 50..56, which spells
-# (reverse complement, right to left) ATG CAT | GGT TAA; a tRNA at 60..70
+# plus-strand CDS at 10..25: ATG AAA TGG TGC TAA; minus-strand CDS in two exons, 40..46 and 50..56,
+# which spells (reverse complement, right to left) ATG CAT | GGT TAA; a tRNA at 60..70
 PLUS = "ATGAAATGGTGCTAA"
 MINUS = "ATGCATGGTTAA"
 RC = reverse_complement(MINUS.encode()).decode()
@@ -19,7 +19,8 @@ CONTIG = "C" * 10 + PLUS + "C" * 15 + RC[:6] + "GTAC" + RC[6:] + "CCCC" + "A" * 
 
 
 class InMemory:
-    contigs = {"ctg": len(CONTIG)}
+    def __init__(self):
+        self.contigs = {"ctg": len(CONTIG)}
 
     def fetch(self, interval: Interval, pad: bool = False) -> bytes:
         return CONTIG[interval.start : interval.end].encode()

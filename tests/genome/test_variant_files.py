@@ -14,8 +14,8 @@ from genomoe.genome.variant_files import open_variants
 from genomoe.genome.variant_output import open_output
 
 HEADER = (
-    "##fileformat=VCFv4.2\n##contig=<ID=chrI,length=1000>\n##INFO=<ID=DP,Number=1,Type=Integer,Description=\"d\">\n"
-    "##FORMAT=<ID=GT,Number=1,Type=String,Description=\"g\">\n"
+    '##fileformat=VCFv4.2\n##contig=<ID=chrI,length=1000>\n##INFO=<ID=DP,Number=1,Type=Integer,Description="d">\n'
+    '##FORMAT=<ID=GT,Number=1,Type=String,Description="g">\n'
 )
 COLUMNS = "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\ts1\ts2\n"
 ROWS = "chrI\t5\trs1\tA\tC,G\t30\tPASS\tDP=3\tGT\t0/1\t1/2\nchrI\t9\t.\tAC\tA\t.\t.\t.\tGT\t0/0\t./.\n"
@@ -44,7 +44,10 @@ def test_every_kind_of_vcf_reads_the_same(tmp_path, kind):
     elif kind == "bcf":
         plain = tmp_path / "plain.vcf"
         plain.write_text(text)
-        with pysam.VariantFile(str(plain)) as source, pysam.VariantFile(str(path), "wb", header=source.header) as out:
+        with (
+            pysam.VariantFile(str(plain)) as source,
+            pysam.VariantFile(str(path), "wb", header=source.header) as out,
+        ):
             for record in source:
                 out.write(record)
     elif kind == "blank lines":
@@ -57,7 +60,13 @@ def test_every_kind_of_vcf_reads_the_same(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["tsv", "csv", "tsv.gz", "parquet"])
 def test_tables_in_any_column_order(tmp_path, kind):
     frame = pd.DataFrame(
-        {"alt": ["C,G", "A"], "note": ["x", None], "POS": [5, 9], "Ref": ["A", "AC"], "#CHROM": ["chrI", "chrI"]}
+        {
+            "alt": ["C,G", "A"],
+            "note": ["x", None],
+            "POS": [5, 9],
+            "Ref": ["A", "AC"],
+            "#CHROM": ["chrI", "chrI"],
+        }
     )
     path = tmp_path / f"in.{kind}"
     if kind == "parquet":
@@ -113,7 +122,11 @@ def test_truncated_files_are_errors(tmp_path):
 
 
 def test_wrong_paths(tmp_path):
-    for path, message in [(tmp_path / "none.vcf", "There is no"), (tmp_path, "is a folder"), ("-", "standard input")]:
+    for path, message in [
+        (tmp_path / "none.vcf", "There is no"),
+        (tmp_path, "is a folder"),
+        ("-", "standard input"),
+    ]:
         with pytest.raises(ValueError, match=message):
             open_variants(path)
 
@@ -134,14 +147,19 @@ def test_vcf_out_keeps_everything_and_is_indexed(tmp_path):
     lines = gzip.decompress(out.read_bytes()).decode().splitlines()
     assert lines[:4] == HEADER.splitlines()
     assert lines[6] == COLUMNS.rstrip()
-    assert lines[7] == "chrI\t5\trs1\tA\tC,G\t30\tPASS\tDP=3;GENOMOE=0.5,.;GENOMOE_STATUS=ok,ref_mismatch\tGT\t0/1\t1/2"
+    assert (
+        lines[7]
+        == "chrI\t5\trs1\tA\tC,G\t30\tPASS\tDP=3;GENOMOE=0.5,.;GENOMOE_STATUS=ok,ref_mismatch\tGT\t0/1\t1/2"
+    )
     assert lines[8] == "chrI\t9\t.\tAC\tA\t.\t.\tGENOMOE=-1.25;GENOMOE_STATUS=ok\tGT\t0/0\t./."
     with pysam.VariantFile(str(out)) as file:
         records = list(file.fetch("chrI", 0, 6))
         assert records[0].info["GENOMOE"] == (0.5, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.vcf.gz", "out.vcf.gz", "out.vcf.gz.tbi"]
     if shutil.which("bcftools"):
-        done = subprocess.run(["bcftools", "view", "-H", str(out), "chrI:9"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["bcftools", "view", "-H", str(out), "chrI:9"], capture_output=True, text=True, check=True
+        )
         assert done.stdout.startswith("chrI\t9")
         assert done.stderr == ""
 
@@ -160,7 +178,9 @@ def test_unsorted_vcf_keeps_its_order_and_has_no_index(tmp_path):
 @pytest.mark.parametrize("in_kind", ["vcf", "tsv", "parquet"])
 def test_tables_out_have_a_row_for_each_alt(tmp_path, in_kind, out_kind):
     path, out = tmp_path / f"in.{in_kind}", tmp_path / f"out.{out_kind}"
-    frame = pd.DataFrame({"note": [1, 2], "chrom": "chrI", "pos": [5, 9], "ref": ["A", "AC"], "alt": ["C,G", "A"]})
+    frame = pd.DataFrame(
+        {"note": [1, 2], "chrom": "chrI", "pos": [5, 9], "ref": ["A", "AC"], "alt": ["C,G", "A"]}
+    )
     if in_kind == "vcf":
         path.write_text(HEADER + COLUMNS + ROWS)
     elif in_kind == "tsv":
@@ -204,8 +224,13 @@ def test_a_failure_leaves_the_previous_output(tmp_path):
     path, out = tmp_path / "in.vcf", tmp_path / "out.tsv"
     path.write_text(HEADER + COLUMNS + ROWS)
     out.write_text("before")
-    with pytest.raises(RuntimeError), open_output(out, open_variants(path), key="S", description="") as writer:
-        writer.write(next(open_variants(path).rows()), RESULTS[0])
-        raise RuntimeError
+
+    def fail_half_way():
+        with open_output(out, open_variants(path), key="S", description="") as writer:
+            writer.write(next(open_variants(path).rows()), RESULTS[0])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
     assert out.read_text() == "before"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.vcf", "out.tsv"]
