@@ -7,6 +7,7 @@ Q = (H + 2G) C columns of the joint projection.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,11 @@ from genomoe.model.linear import Projection
 from genomoe.ops.attention import attention
 from genomoe.ops.norm import rms_norm
 from genomoe.ops.rope import RopeTable, apply_rope_qkv, split_qkv
+
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, int | None], Tensor]
+"""`(layer, q, k, v, window)`, heads rotated and shaped as `genomoe.ops.attention.attention` takes them: what a layer
+calls instead of that function, to keep keys and values or to attend to ones kept earlier."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +38,8 @@ class SequenceLayout:
     table: RopeTable
     position_T: Tensor | None
     """Position of every row; None: row index modulo `max_seqlen` (fixed windows)."""
+    attend: Attend | None = None
+    """Replaces the attention function; None: causal attention within each sequence."""
 
 
 class Attention(nn.Module):
@@ -40,13 +48,13 @@ class Attention(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        window: int | None,
+        index: int,
         *,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        self.config, self.window = config, window
+        self.config, self.index, self.window = config, index, config.layer_window(index)
         H, G, C = config.num_heads, config.num_kv_heads, config.head_size
         self.qkv = Projection(config.hidden_size, (H + 2 * G) * C, bias=False, device=device, dtype=dtype)
         self.out = Projection(H * C, config.hidden_size, bias=False, device=device, dtype=dtype)
@@ -71,13 +79,16 @@ class Attention(nn.Module):
         if layout.cu_seqlens is None:
             shape = (layout.batch, T // layout.batch)
             q_THC, k_TGC, v_TGC = (x.unflatten(0, shape) for x in (q_THC, k_TGC, v_TGC))
-        o_THC = attention(
-            q_THC,
-            k_TGC,
-            v_TGC,
-            cu_seqlens=layout.cu_seqlens,
-            max_seqlen=layout.max_seqlen,
-            window=self.window,
-            backend=kernels.attention,
-        )
+        if layout.attend is not None:
+            o_THC = layout.attend(self.index, q_THC, k_TGC, v_TGC, self.window)
+        else:
+            o_THC = attention(
+                q_THC,
+                k_TGC,
+                v_TGC,
+                cu_seqlens=layout.cu_seqlens,
+                max_seqlen=layout.max_seqlen,
+                window=self.window,
+                backend=kernels.attention,
+            )
         return self.out(o_THC.reshape(T, H * C))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from genomoe.model.attention import Attention, SequenceLayout
+from genomoe.model.attention import Attend, Attention, SequenceLayout
 from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.linear import Projection
@@ -59,7 +59,7 @@ class Layer(nn.Module):
         super().__init__()
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
-        self.attention = Attention(config, config.layer_window(index), **place)
+        self.attention = Attention(config, index, **place)
         self.moe_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
         self.moe = MoE(config, **place)
 
@@ -169,6 +169,7 @@ class GenoMoEModel(nn.Module):
         valid: Bool[Tensor, "*T"] | None = None,
         compute_logits: bool = True,
         output_hidden_states: bool = False,
+        attend: Attend | None = None,
     ) -> ModelOutput:
         """Predict the next token at every position.
 
@@ -183,12 +184,14 @@ class GenoMoEModel(nn.Module):
             valid: False for padding, which is left out of the router statistics.
             compute_logits: False skips the head, for losses that chunk it.
             output_hidden_states: also return the residual stream after every layer.
+            attend: called instead of the attention function, layer by layer; how scoring and generation keep the
+                keys and values of a prefix (`genomoe.inference.prefix`). `max_seqlen` then bounds the positions.
 
         Raises:
             ValueError: shapes that do not fit, a sequence longer than `config.max_context`, or an activation policy
                 named in `kernels` that nobody put in force.
         """
-        layout = self._layout(tokens, cu_seqlens, max_seqlen, position_ids)
+        layout = self._layout(tokens, cu_seqlens, max_seqlen, position_ids, attend)
         if self.kernels.activation != "none" and self.run_layer is run_layer and self.training:
             raise ValueError(
                 f"kernels.activation={self.kernels.activation!r} is set but not in force: "
@@ -242,7 +245,12 @@ class GenoMoEModel(nn.Module):
         return table
 
     def _layout(
-        self, tokens: Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None, position_ids: Tensor | None
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor | None,
+        max_seqlen: int | None,
+        position_ids: Tensor | None,
+        attend: Attend | None,
     ) -> SequenceLayout:
         if tokens.dim() != (2 if cu_seqlens is None else 1):
             raise ValueError(
@@ -270,4 +278,5 @@ class GenoMoEModel(nn.Module):
             max_seqlen=longest,
             table=self.rope(longest),
             position_T=position_T,
+            attend=attend,
         )
