@@ -9,7 +9,7 @@ Axis legend: B windows, L tokens run of a window, T tokens of all suffixes, D hi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +115,7 @@ class PairScorer:
             for start in range(0, len(found), size):
                 yield found[start : start + size]
 
-    def _run_length(self, pairs: Sequence[Pair], members: Iterable[int]) -> int:
+    def _run_length(self, pairs: Sequence[Pair], members: Sequence[int]) -> int:
         needed = max(self._tokens_to_run(pairs[index]) for index in members)
         longest = max(len(pairs[index].ref) for index in members)
         return min(-(-needed // ROUND) * ROUND, longest if self.kind == "embedding" else longest - 1)
@@ -137,7 +137,7 @@ class PairScorer:
     # ---- one batch of windows ----------------------------------------------------------------------------
 
     def _score_windows(self, pairs: Sequence[Pair], windows: list[list[int]], out: np.ndarray) -> None:
-        length = self._run_length(pairs, (index for members in windows for index in members))
+        length = self._run_length(pairs, [index for members in windows for index in members])
         ref_BL = self._to_device(np.stack([pairs[members[0]].ref[:length] for members in windows]))
         cache = PrefixCache(backend=self.model.kernels.attention)
         hidden_BLD = self.model(ref_BL, compute_logits=False, attend=cache).hidden
