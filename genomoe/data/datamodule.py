@@ -1,0 +1,215 @@
+"""GenomeDataModule: training batches that resume exactly, and held-out contigs covered once, for Lightning.
+
+The position in the stream is counted when a batch reaches the model (`on_after_batch_transfer`), not when a worker or
+Lightning prefetches it, so a checkpoint holds exactly what was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed
+from torch.utils.data import DataLoader
+
+from genomoe.data.collate import Batch
+from genomoe.data.corpus import Corpus, FastaCorpus
+from genomoe.data.dataset import StreamingGenomeDataset
+from genomoe.data.sampling import SamplingConfig
+from genomoe.genome.alphabet import Tokenizer, make_tokenizer
+from genomoe.genome.errors import GenoMoEError
+
+
+class BatchLoader:
+    """Iterates over the rest of the dataset's current epoch; each new iteration after a full one is a new epoch."""
+
+    def __init__(
+        self, dataset: StreamingGenomeDataset, *, num_workers: int, pin_memory: bool, advance: bool
+    ) -> None:
+        self.dataset, self.num_workers, self.pin_memory, self.advance = (
+            dataset,
+            num_workers,
+            pin_memory,
+            advance,
+        )
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank."""
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Batch]:
+        dataset = self.dataset
+        if self.advance and dataset.remaining <= 0:
+            dataset.set_epoch(dataset.epoch + 1)
+        loader: DataLoader[Batch] = DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            prefetch_factor=4 if self.num_workers else None,
+        )
+        yield from loader
+        if self.advance:
+            dataset.set_epoch(dataset.epoch + 1)
+
+
+class GenomeDataModule(lightning.LightningDataModule):
+    """Windows of DNA for pretraining.
+
+    Args:
+        train: sequence files, folders or globs, or a mapping of source name to such.
+        val: the held-out files; every base of them is covered once by non-overlapping windows.
+        context_length: tokens of a window.
+        batch_size: windows of a batch on each rank.
+        val_batch_size: the same for validation; None means batch_size.
+        seed: decides the order of windows and strands, nothing else.
+        num_workers: loader processes; the batches don't depend on it.
+        reverse_complement: probability of reading a training window from the minus strand.
+        soft_mask_weight: loss weight of soft-masked (lower-case) bases.
+        pack: THD batches of about batch_size x context_length tokens instead of fixed windows.
+        pad_to_multiple: when packing, round every sequence up to a multiple of this many tokens.
+        tokenizer: a name ('nucleotide', 'byte', 'kmer6'), a dict, or a Tokenizer.
+        weights: source name to sampling weight; 2 means twice as often as the source's size would give.
+        sampling: further fields of SamplingConfig (mode, replacement, stride, samples_per_epoch...).
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        val: Any = (),
+        *,
+        context_length: int = 512,
+        batch_size: int = 16,
+        val_batch_size: int | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+        reverse_complement: float = 0.5,
+        soft_mask_weight: float = 0.1,
+        pack: bool = False,
+        pad_to_multiple: int = 1,
+        tokenizer: str | Mapping[str, Any] | Tokenizer = "nucleotide",
+        weights: Mapping[str, float] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        pin_memory: bool | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("context_length", context_length, 2),
+            ("batch_size", batch_size, 1),
+            ("num_workers", num_workers, 0),
+            ("pad_to_multiple", pad_to_multiple, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise GenoMoEError(f"data.{name} must be an integer of at least {least}, got {value!r}.")
+        if not 0 <= soft_mask_weight <= 1:
+            raise GenoMoEError(f"data.soft_mask_weight must lie in [0, 1], got {soft_mask_weight}.")
+        self.tokenizer: Tokenizer = make_tokenizer(tokenizer)
+        self.train_paths, self.val_paths = train, val
+        self.context_length, self.batch_size = context_length, batch_size
+        self.val_batch_size = val_batch_size or batch_size
+        self.num_workers = num_workers
+        self.soft_mask_weight = soft_mask_weight
+        self.pack, self.pad_to_multiple = pack, pad_to_multiple
+        self.weights = weights
+        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        window = context_length * self.tokenizer.bases_per_token
+        self.sampling = SamplingConfig(
+            window=window,
+            seed=seed,
+            reverse_complement=reverse_complement,
+            **{"lane_run": batch_size, **dict(sampling or {})},
+        )
+        self.shard: tuple[int, int] | None = None
+        self.train_corpus: Corpus | None = None
+        self.val_corpus: Corpus | None = None
+        self._train: StreamingGenomeDataset | None = None
+        self._pending: dict[str, Any] | None = None
+
+    def set_shard(self, rank: int, world_size: int) -> None:
+        """Tell which data-parallel rank this is where that isn't the global rank (expert or context parallelism)."""
+        self.shard = (rank, world_size)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the files (Lightning calls this in every process)."""
+        if self.train_corpus is None:
+            self.train_corpus = FastaCorpus(self.train_paths, weights=self.weights)
+        if self.val_corpus is None and self.val_paths:
+            self.val_corpus = FastaCorpus(self.val_paths)
+
+    @property
+    def train_dataset(self) -> StreamingGenomeDataset:
+        """The training stream of this rank."""
+        self.setup()
+        if self._train is None:
+            assert self.train_corpus is not None
+            self._train = self._dataset(self.train_corpus, self.sampling, self.batch_size, pack=self.pack)
+            if self._pending is not None:
+                self._train.load_state_dict(self._pending)
+                self._pending = None
+        self._train.set_shard(*self._rank())
+        return self._train
+
+    def train_dataloader(self) -> BatchLoader:
+        """The rest of the current epoch, then, iterated again, the next epoch."""
+        return BatchLoader(
+            self.train_dataset, num_workers=self.num_workers, pin_memory=self.pin_memory, advance=True
+        )
+
+    def val_dataloader(self) -> BatchLoader | list[Any]:
+        """Non-overlapping windows that cover each held-out contig once, plus strand, in genome order."""
+        self.setup()
+        if self.val_corpus is None:
+            return []
+        config = SamplingConfig(
+            window=self.sampling.window, mode="stride", shuffle=False, reverse_complement=0.0, lane_run=1
+        )
+        dataset = self._dataset(self.val_corpus, config, self.val_batch_size, pack=False)
+        dataset.set_shard(*self._rank())
+        dataset.fill_last = dataset.world_size > 1
+        return BatchLoader(dataset, num_workers=0, pin_memory=self.pin_memory, advance=False)
+
+    def _dataset(
+        self, corpus: Corpus, config: SamplingConfig, batch_size: int, *, pack: bool
+    ) -> StreamingGenomeDataset:
+        return StreamingGenomeDataset(
+            corpus,
+            config,
+            self.tokenizer,
+            batch_size=batch_size,
+            context_length=self.context_length,
+            soft_mask_weight=self.soft_mask_weight,
+            pack=pack,
+            pad_to_multiple=self.pad_to_multiple,
+        )
+
+    def _rank(self) -> tuple[int, int]:
+        if self.shard is not None:
+            return self.shard
+        if self.trainer is not None:
+            return self.trainer.global_rank, self.trainer.world_size
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """Batches move themselves."""
+        return batch.to(device, non_blocking=True)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Counts the training batches that reach the model."""
+        if self.trainer is not None and self.trainer.training and self._train is not None:
+            self._train.consumed += self._train.world_size
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training stream stands (see StreamingGenomeDataset.state_dict)."""
+        return self.train_dataset.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with exactly the batch after the last one trained on."""
+        if self._train is None:
+            self._pending = state_dict
+        else:
+            self._train.load_state_dict(state_dict)

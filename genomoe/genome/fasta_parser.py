@@ -1,0 +1,429 @@
+"""Read FASTA strictly and fast, in bounded memory, with a verdict and a line number for everything unusual.
+
+`scan_fasta` yields, for each record, its header and then its letters in pieces of at most a few megabytes, so a
+contig of any length (past 2^31 bases) streams. Case is kept; U stays U. Rules (data/README.md has them as a table):
+
+error   no '>' line, an empty file, letters before the first '>', an empty or repeated name, a character that is no
+        nucleotide code (with a hint: protein, gap, stop, digits, masked X), '>' inside a line, a lone carriage
+        return, more than half ambiguity codes (a protein whose letters all happen to be nucleotide codes),
+        broken compression
+warn    comment lines before the first record, '> name', blanks inside a line, a header-only record, RNA letters,
+        a byte-order mark
+accept  CRLF, no final newline, blank lines, uneven line lengths, lower case, IUPAC codes
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Literal, NamedTuple
+
+import numpy as np
+
+from genomoe.genome.alphabet import IUPAC
+from genomoe.genome.compression import open_stream, require_file
+from genomoe.genome.errors import GenoMoEError, InputError
+
+CHUNK = 1 << 22
+_LONGEST_HEADER = 1 << 24
+_LETTERS = IUPAC + IUPAC.lower()
+_BLANK = b"\n\r \t"
+_PLAIN_BASES = b"ACGTUNacgtun"
+_PROTEIN_ONLY = b"EFILPQZJOefilpqzjo"
+_FORMAT_HINTS = (
+    (b"LOCUS", "it looks like GenBank; name the file .gb, .gbk or .gbff"),
+    (b"@", "it looks like FASTQ or SAM; convert it to FASTA first"),
+    (b"##fileformat=VCF", "it looks like a VCF"),
+    (b"##gff", "it looks like GFF"),
+    (b"\xff\xfe", "it looks like UTF-16; save it as plain text"),
+    (b"\xfe\xff", "it looks like UTF-16; save it as plain text"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What one place of an input file earns; prints as ``file:line: level: message``."""
+
+    level: Literal["error", "warn"]
+    """'error' stops a build; 'warn' does not."""
+    path: str
+    """The file."""
+    line: int
+    """1-based line; 0 where the file as a whole is meant."""
+    rule: str
+    """A short stable name of the rule, such as ``invalid-letter``."""
+    message: str
+    """What was found and what to do."""
+
+    def __str__(self) -> str:
+        where = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{where}: {self.level}: {self.message}"
+
+
+Report = Callable[[Verdict], None]
+
+
+def raise_on_error(verdict: Verdict) -> None:
+    """The default report: the first error raises InputError, warnings pass."""
+    if verdict.level == "error":
+        where = f"{verdict.path}:{verdict.line}" if verdict.line else verdict.path
+        raise InputError(f"{where}: {verdict.message}")
+
+
+class Header(NamedTuple):
+    """The header of a record."""
+
+    name: str
+    """The first word after '>'."""
+    description: str
+    """The rest of the line."""
+    line: int
+    """1-based line of the header."""
+
+
+class Record(NamedTuple):
+    """A whole record: its header and its letters, case kept, blanks and line ends removed."""
+
+    header: Header
+    sequence: bytes
+
+
+def scan_fasta(
+    path: str | os.PathLike[str], report: Report = raise_on_error, chunk: int = CHUNK
+) -> Iterator[Header | bytes]:
+    """Yield a Header, then that record's letters as bytes pieces, then the next Header, ...
+
+    Raises InputError through `report` (the default) at the first error; a `report` that only collects lets the
+    scan continue, in which case the letters of a bad line are left out of the pieces.
+    """
+    checked = require_file(path)
+    with open_stream(checked) as stream:
+        yield from _Scanner(str(path), stream, report, chunk).run()
+
+
+def read_fasta(path: str | os.PathLike[str], report: Report = raise_on_error) -> Iterator[Record]:
+    """Yield whole records; each is held in memory while you have it."""
+    header: Header | None = None
+    pieces: list[bytes] = []
+    for item in scan_fasta(path, report):
+        if isinstance(item, Header):
+            if header is not None:
+                yield Record(header, b"".join(pieces))
+            header, pieces = item, []
+        else:
+            pieces.append(item)
+    if header is not None:
+        yield Record(header, b"".join(pieces))
+
+
+class _Scanner:
+    """The state of one pass: which line we are on and what the current record has shown so far."""
+
+    def __init__(self, path: str, stream: BinaryIO, report: Report, chunk: int) -> None:
+        self.path, self.stream, self.report, self.chunk = path, stream, report, chunk
+        self.line = 1
+        self.header: Header | None = None
+        self.names: dict[str, int] = {}
+        self.record_letters = 0
+        self.record_plain = 0
+        self.warned: set[str] = set()
+        self.preamble_failed = False
+
+    def say(self, level: Literal["error", "warn"], line: int, rule: str, message: str) -> None:
+        self.report(Verdict(level=level, path=self.path, line=line, rule=rule, message=message))
+
+    def run(self) -> Iterator[Header | bytes]:
+        carry = b""  # an unfinished header or preamble line, or a CR whose LF is in the next chunk
+        line_start = True
+        first = True
+        while True:
+            data = self.stream.read(self.chunk)
+            final = not data
+            if first and data:
+                data = self._strip_mark(data)
+                first = False
+            if final and first:
+                self.say("error", 0, "empty", "the file is empty; no sequence to read.")
+                return
+            data, carry = carry + data, b""
+            if not final and data.endswith(b"\r"):
+                data, carry = data[:-1], b"\r"
+            if not data and final:
+                break
+            position = 0
+            while position < len(data):
+                heads = line_start and (data[position] == 62 or self.header is None)
+                if heads:  # a header or a line before the first header: take it whole
+                    end = data.find(b"\n", position)
+                    if end < 0 and not final:
+                        carry = data[position:] + carry
+                        position = len(data)
+                        break
+                    end = len(data) if end < 0 else end
+                    yield from self._line(data[position:end])
+                    self.line += 1
+                    position = end + 1
+                    continue
+                end = data.find(b"\n>", position)
+                end = len(data) if end < 0 else end + 1
+                segment = data[position:end]
+                clean = self._letters(segment, line_start)
+                if clean:
+                    yield clean
+                self.line += segment.count(b"\n")
+                line_start = segment.endswith(b"\n")
+                position = end
+            if final:
+                break
+        self._end_record()
+        if self.header is None and not self.preamble_failed:
+            self.say("error", 0, "no-record", "no line starts with '>', so there is no FASTA record in it.")
+
+    def _strip_mark(self, data: bytes) -> bytes:
+        if data.startswith(b"\xef\xbb\xbf"):
+            self.say("warn", 1, "byte-order-mark", "a UTF-8 byte-order mark was skipped.")
+            return data[3:]
+        return data
+
+    def _line(self, raw: bytes) -> Iterator[Header]:
+        text = raw.rstrip(b"\r")
+        if text.startswith(b">"):
+            self._end_record()
+            header = self._parse_header(text)
+            self.header = header
+            self.record_letters = self.record_plain = 0
+            self.warned = set()
+            yield header
+            return
+        if not text.strip() or self.preamble_failed:
+            return
+        if text.startswith((b";", b"#")) and not text.startswith((b"##fileformat", b"##gff")):
+            self.say("warn", self.line, "comment", "a comment line before the first record was skipped.")
+            return
+        hint = next((hint for start, hint in _FORMAT_HINTS if text.startswith(start)), None)
+        found = text[:40].decode("ascii", "replace")
+        self.say(
+            "error",
+            self.line,
+            "no-header",
+            f"a record must start with a '>' line, found {found!r}; "
+            + (f"{hint}." if hint else "is this a FASTA file?"),
+        )
+        self.preamble_failed = True
+
+    def _parse_header(self, text: bytes) -> Header:
+        body = text[1:].decode("utf-8", "replace")
+        if body[:1] in (" ", "\t") and body.strip():
+            self.say("warn", self.line, "space-after-mark", "a space follows '>'; the next word is the name.")
+        words = body.split(None, 1)
+        name = words[0] if words else ""
+        description = words[1].strip() if len(words) > 1 else ""
+        if not name:
+            self.say("error", self.line, "no-name", "a '>' line has no name; give each record one.")
+        elif name in self.names:
+            self.say(
+                "error",
+                self.line,
+                "duplicate-name",
+                f"the name {name!r} was used in line {self.names[name]} already; the first word of each "
+                "header must be unique.",
+            )
+        self.names.setdefault(name, self.line)
+        return Header(name, description, self.line)
+
+    def _end_record(self) -> None:
+        if self.header is None:
+            return
+        if not self.record_letters:
+            self.say("warn", self.header.line, "no-sequence", f"record {self.header.name!r} has no sequence.")
+        elif self.record_letters >= 20 and 2 * self.record_plain < self.record_letters:
+            self.say(
+                "error",
+                self.header.line,
+                "mostly-ambiguous",
+                f"more than half of record {self.header.name!r} are ambiguity codes, not A, C, G, T or N; "
+                "this looks like a protein sequence.",
+            )
+
+    def _letters(self, segment: bytes, at_line_start: bool) -> bytes:
+        clean = segment.translate(None, _BLANK)
+        if "blank" not in self.warned and (b" " in segment or b"\t" in segment):
+            self.warned.add("blank")
+            line = self.line + _first_of(segment, b" \t")
+            self.say("warn", line, "blank-in-line", "blanks inside a sequence line were removed.")
+        lone_return = segment.count(b"\r") != segment.count(b"\r\n") + (segment[-1:] == b"\r")
+        if lone_return or clean.translate(None, _LETTERS):
+            clean = self._report_bad_lines(segment, at_line_start)
+        if ("rna" not in self.warned) and (b"U" in clean or b"u" in clean):
+            self.warned.add("rna")
+            line = self.line + _first_of(segment, b"Uu")
+            self.say("warn", line, "rna", "RNA letters (U) are read as T.")
+        self.record_letters += len(clean)
+        self.record_plain += len(clean) - len(clean.translate(None, _PLAIN_BASES))
+        return clean
+
+    def _report_bad_lines(self, segment: bytes, at_line_start: bool) -> bytes:
+        assert self.header is not None
+        kept = []
+        for number, line in enumerate(segment.split(b"\n")):
+            text = line[:-1] if line.endswith(b"\r") else line
+            letters = text.translate(None, b" \t")
+            wrong = letters.translate(None, _LETTERS)
+            if not wrong:
+                kept.append(letters)
+                continue
+            column = text.index(wrong[:1]) + 1
+            where = f" at column {column}" if number or at_line_start else ""
+            self.say(
+                "error",
+                self.line + number,
+                "invalid-letter",
+                f"{_printable(wrong[0])}{where} in record {self.header.name!r} is no nucleotide code; "
+                f"{_hint(wrong)}.",
+            )
+        return b"".join(kept)
+
+
+def _printable(byte: int) -> str:
+    return repr(chr(byte)) if 32 <= byte < 127 else f"byte 0x{byte:02x}"
+
+
+def _hint(wrong: bytes) -> str:
+    first = wrong[:1]
+    if first == b">":
+        return "a header must stand on a line of its own, so a line end is missing"
+    if first == b"\r":
+        return "a carriage return must be followed by a line feed; convert the line ends"
+    if first in b"0123456789":
+        return "remove the numbers (numbered sequence blocks are not FASTA)"
+    if first in b"-.":
+        return "remove the gaps of the alignment"
+    if first in b"xX":
+        return "write masked bases as N or in lower case"
+    if first in _PROTEIN_ONLY or first == b"*":
+        return "this looks like a protein sequence"
+    if first in b";#":
+        return "comments are allowed before the first record only"
+    return "remove it, or write N for an unknown base"
+
+
+def _first_of(segment: bytes, letters: bytes) -> int:
+    places = [place for letter in letters if (place := segment.find(letter)) >= 0]
+    return segment.count(b"\n", 0, min(places)) if places else 0
+
+
+class FastaIndex(NamedTuple):
+    """Where the letters of each record lie in an uncompressed FASTA (the columns of a .fai file)."""
+
+    names: list[str]
+    lengths: np.ndarray
+    """[contigs] int64, letters."""
+    offsets: np.ndarray
+    """[contigs] int64, byte of the first letter."""
+    line_bases: np.ndarray
+    """[contigs] int64, letters in a full line."""
+    line_bytes: np.ndarray
+    """[contigs] int64, bytes in a full line, line end included."""
+
+
+class UnevenLinesError(GenoMoEError):
+    """A record's lines differ in length, so its letters can't be found by arithmetic."""
+
+
+def index_fasta(path: str | os.PathLike[str], chunk: int = 1 << 26) -> FastaIndex:
+    """Scan a FASTA once and return where each record lies in its uncompressed bytes.
+
+    Only the line structure is looked at; letters are checked when they are fetched.
+    Raises UnevenLinesError where a record's lines differ in length or blanks stand in the file.
+    """
+    names: list[str] = []
+    rows: list[tuple[int, int, int, int]] = []
+    state = _IndexState(str(path))
+    with open_stream(require_file(path)) as handle:
+        position, carry = 0, b""
+        while True:
+            data = handle.read(chunk)
+            block = carry + data
+            if not block:
+                break
+            end = block.rfind(b"\n") + 1 if data else len(block)
+            if not end:
+                carry = block
+                continue
+            state.feed(block[:end], position, names, rows)
+            position += end
+            carry = block[end:]
+            if not data:
+                break
+    state.close(rows)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    if len(set(names)) != len(names):
+        seen: set[str] = set()
+        repeated = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise InputError(f"{path}: the name {repeated!r} is used twice; run `genomoe corpus validate` on it.")
+    return FastaIndex(names, *table.T)
+
+
+class _IndexState:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.open = False
+        self.offset = self.length = self.bases = self.width = 0
+        self.short = False  # a line shorter than the first was seen, so it must be the record's last
+
+    def close(self, rows: list[tuple[int, int, int, int]]) -> None:
+        if self.open:
+            rows.append((self.length, self.offset, self.bases, self.width))
+        self.open = False
+
+    def feed(
+        self, block: bytes, position: int, names: list[str], rows: list[tuple[int, int, int, int]]
+    ) -> None:
+        place = 0
+        while place < len(block):
+            if block[place] == 62:
+                self.close(rows)
+                end = block.find(b"\n", place)
+                end = len(block) if end < 0 else end
+                words = block[place + 1 : end].split(None, 1)
+                if not words:
+                    raise InputError(
+                        f"{self.path}: a '>' line has no name; run `genomoe corpus validate` on it."
+                    )
+                names.append(words[0].decode("utf-8", "replace"))
+                self.open, self.short = True, False
+                self.offset, self.length, self.bases, self.width = position + end + 1, 0, 0, 0
+                place = end + 1
+                continue
+            if not self.open:
+                raise UnevenLinesError(f"{self.path}: text before the first record.")
+            end = block.find(b"\n>", place)
+            end = len(block) if end < 0 else end + 1
+            self._lines(np.frombuffer(block, dtype=np.uint8)[place:end])
+            place = end
+
+    def _lines(self, text: np.ndarray) -> None:
+        ends = np.flatnonzero(text == 10) + 1
+        if not ends.size or ends[-1] != text.size:
+            ends = np.append(ends, text.size)
+        widths = np.diff(ends, prepend=0)
+        bodies = widths - (text[ends - 1] == 10)
+        last = ends - 1 - (text[ends - 1] == 10)
+        bodies = bodies - ((bodies > 0) & (text[np.maximum(last, 0)] == 13))
+        filled = np.flatnonzero(bodies)
+        blank_tail = len(bodies) - (filled[-1] + 1 if filled.size else 0)
+        if blank_tail:  # blank lines after a record's last line are harmless
+            bodies, widths = bodies[: len(bodies) - blank_tail], widths[: len(widths) - blank_tail]
+            if not bodies.size:
+                self.short = True
+                return
+        if not self.width:
+            self.bases, self.width = int(bodies[0]), int(widths[0])
+        full = (bodies == self.bases) & (widths == self.width)
+        broken = np.flatnonzero(~full)
+        ends_short = broken.size == 1 and broken[0] == len(bodies) - 1 and bodies[-1] <= self.bases
+        if (self.short and len(bodies)) or not (broken.size == 0 or ends_short) or (bodies == 0).any():
+            raise UnevenLinesError(f"{self.path}: the lines of a record differ in length.")
+        self.short = broken.size == 1 or blank_tail > 0
+        self.length += int(bodies.sum())

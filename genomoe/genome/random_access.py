@@ -1,0 +1,170 @@
+"""Bytes by position from a plain or a bgzip file, with nothing written beside it.
+
+Handles are opened per process and only when first read, so both classes survive fork, spawn and pickling. The block
+table of a bgzip file is read from its block headers (about 20 bytes a block), so no .gzi is needed or trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Protocol
+
+import numpy as np
+
+from genomoe.genome.errors import InputError, IntegrityError
+
+
+class ByteReader(Protocol):
+    """The uncompressed bytes [start, end) of a file."""
+
+    def read(self, start: int, end: int) -> bytes: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class FileHandle:
+    """A file descriptor opened in the process that uses it, on the file as it was first seen.
+
+    Raises IntegrityError when the file's size or modification time is no longer what it was at construction.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.signature = file_signature(path)
+        self._descriptor: int | None = None
+        self._process = -1
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """`size` bytes at `offset`; fewer only at the end of the file."""
+        if self._process != os.getpid() or self._descriptor is None:
+            self.open()
+        assert self._descriptor is not None
+        data = os.pread(self._descriptor, size, offset)
+        while len(data) < size:  # one call returns at most 2 GiB
+            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def open(self) -> None:
+        check_signature(self.path, self.signature)
+        self._descriptor = os.open(self.path, os.O_RDONLY)
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"path": self.path, "signature": self.signature, "_descriptor": None, "_process": -1}
+
+    def __del__(self) -> None:
+        if self._descriptor is not None and self._process == os.getpid():
+            os.close(self._descriptor)
+
+
+def file_signature(path: str) -> tuple[int, int]:
+    """(size, modification time in ns): what must not change while a file is in use."""
+    info = os.stat(path)
+    return info.st_size, info.st_mtime_ns
+
+
+def check_signature(path: str, signature: tuple[int, int]) -> None:
+    """Raises IntegrityError when the file isn't the one first seen."""
+    if file_signature(path) != tuple(signature):
+        raise IntegrityError(f"{path} changed while it was in use; open it again to read the new content.")
+
+
+class PlainFile:
+    """An uncompressed file."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = FileHandle(path)
+
+    @property
+    def size(self) -> int:
+        return self._handle.signature[0]
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes [start, end), fewer past the end of the file."""
+        return self._handle.pread(end - start, start)
+
+
+class BgzfFile:
+    """A bgzip file (SAM specification, section 4.1): gzip members of at most 64 KiB, each with its own size."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = FileHandle(path)
+        self._compressed, self._uncompressed = self._scan()
+        self._cached: tuple[int, bytes] = (-1, b"")
+
+    @property
+    def size(self) -> int:
+        return int(self._uncompressed[-1])
+
+    def read(self, start: int, end: int) -> bytes:
+        """The uncompressed bytes [start, end), fewer past the end of the file."""
+        end = min(end, self.size)
+        if end <= start:
+            return b""
+        first = int(np.searchsorted(self._uncompressed, start, side="right")) - 1
+        last = int(np.searchsorted(self._uncompressed, end, side="left")) - 1
+        base = int(self._compressed[first])
+        cached = self._cached  # one attribute read: threads may share the reader
+        if first == last == cached[0]:
+            data = cached[1]
+        else:
+            raw = self._handle.pread(int(self._compressed[last + 1]) - base, base)
+            pieces = []
+            for block in range(first, last + 1):
+                place = int(self._compressed[block]) - base
+                piece = self._inflate(raw, place, int(self._compressed[block + 1]) - base, block)
+                pieces.append(piece)
+            self._cached = (last, pieces[-1])
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        offset = int(self._uncompressed[first])
+        return data[start - offset : end - offset]
+
+    def _inflate(self, raw: bytes, start: int, end: int, block: int) -> bytes:
+        extra = int.from_bytes(raw[start + 10 : start + 12], "little")
+        expected = int(self._uncompressed[block + 1] - self._uncompressed[block])
+        try:
+            data = zlib.decompress(raw[start + 12 + extra : end - 8], -15, expected or 1)
+        except zlib.error as error:
+            raise InputError(
+                f"{self._handle.path}: a bgzip block is damaged ({error}); fetch it again."
+            ) from None
+        if len(data) != expected or zlib.crc32(data) != int.from_bytes(raw[end - 8 : end - 4], "little"):
+            raise InputError(f"{self._handle.path}: a bgzip block fails its checksum; fetch the file again.")
+        return data
+
+    def _scan(self) -> tuple[np.ndarray, np.ndarray]:
+        total = self._handle.signature[0]
+        compressed, sizes = [0], [0]
+        place = 0
+        window, window_start = b"", 0
+        while place < total:
+            if place + 18 > window_start + len(window):
+                window, window_start = self._handle.pread(1 << 20, place), place
+            head = window[place - window_start : place - window_start + 18]
+            if len(head) < 18 or head[:4] != b"\x1f\x8b\x08\x04" or head[12:14] != b"BC":
+                raise InputError(
+                    f"{self._handle.path}: byte {place} is not the start of a bgzip block; the file is truncated "
+                    "or was appended to by another tool."
+                )
+            following = place + int.from_bytes(head[16:18], "little") + 1
+            if following > total:
+                raise InputError(
+                    f"{self._handle.path}: the last bgzip block is cut off; fetch the file again."
+                )
+            tail = following - 4 - window_start
+            if tail + 4 > len(window):
+                window, window_start = self._handle.pread(1 << 20, place), place
+                tail = following - 4 - window_start
+            sizes.append(int.from_bytes(window[tail : tail + 4], "little"))
+            compressed.append(following)
+            place = following
+        if sizes[-1] != 0:
+            raise InputError(
+                f"{self._handle.path}: the bgzip end marker is missing, so the file is truncated."
+            )
+        return np.array(compressed, dtype=np.int64), np.cumsum(np.array(sizes, dtype=np.int64))
