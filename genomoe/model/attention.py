@@ -70,8 +70,8 @@ class Attention(nn.Module):
         qkv_TQ = self.qkv(x_TD)
         if self.config.qk_norm:
             q_THC, k_TGC, v_TGC = split_qkv(qkv_TQ, H, G)
-            q_THC = rms_norm(q_THC, self.q_norm, self.config.rms_norm_eps, backend=kernels.pointwise)
-            k_TGC = rms_norm(k_TGC, self.k_norm, self.config.rms_norm_eps, backend=kernels.pointwise)
+            q_THC = rms_norm(q_THC, self.q_norm, self.config.rms_norm_eps)
+            k_TGC = rms_norm(k_TGC, self.k_norm, self.config.rms_norm_eps)
             qkv_TQ = torch.cat([q_THC.flatten(1), k_TGC.flatten(1), v_TGC.flatten(1)], dim=1)
         q_THC, k_TGC, v_TGC = apply_rope_qkv(
             qkv_TQ, layout.table, H, G, layout.position_T, layout.max_seqlen, backend=kernels.pointwise

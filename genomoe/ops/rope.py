@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from genomoe.ops.pointwise import use_triton
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
@@ -148,7 +150,7 @@ def apply_rope(
     table: RopeTable,
     position_T: Int[Tensor, " T"],
 ) -> tuple[Float[Tensor, "T H C"], Float[Tensor, "T G C"]]:
-    """Queries and keys rotated to their positions (plain PyTorch; `genomoe.ops.pointwise` has the fused twin)."""
+    """Queries and keys rotated to their positions (plain PyTorch; `genomoe.ops.rope_triton` is the fused twin)."""
     cos_TP, sin_TP = table.cos_SP[position_T], table.sin_SP[position_T]
     return rotate(q_THC, cos_TP, sin_TP), rotate(k_TGC, cos_TP, sin_TP)
 
@@ -172,7 +174,7 @@ def apply_rope_qkv(
     *,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "T H C"], Float[Tensor, "T G C"], Float[Tensor, "T G C"]]:
-    """Queries and keys rotated to their positions, and the values.
+    """Queries and keys rotated to their positions, and the values; the fused kernel overwrites `qkv_TQ`.
 
     Args:
         qkv_TQ: the joint projection, Q = (H + 2G) C.
@@ -180,6 +182,10 @@ def apply_rope_qkv(
         position_T: position of every token; None: token index modulo `seqlen`.
         seqlen: length of the fixed windows.
     """
+    if use_triton(qkv_TQ, backend) and qkv_TQ.is_contiguous():
+        from genomoe.ops.rope_triton import RopeQKV
+
+        return RopeQKV.apply(qkv_TQ, *table, position_T, num_heads, num_kv_heads, seqlen)
     q_THC, k_TGC, v_TGC = split_qkv(qkv_TQ, num_heads, num_kv_heads)
     if position_T is None:
         position_T = torch.arange(qkv_TQ.shape[0], device=qkv_TQ.device) % seqlen

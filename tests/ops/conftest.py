@@ -1,0 +1,10 @@
+"""Without a GPU, Triton kernels run in its interpreter; the switch is read when a kernel module is imported."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
