@@ -20,9 +20,12 @@ __all__ = [
     "CentredWindow",
     "ContigNames",
     "Haplotypes",
+    "RightEndWindow",
     "SequenceSource",
     "Status",
+    "Strand",
     "UnknownContigError",
+    "WindowRule",
     "check_alleles",
     "haplotypes",
     "make_window",
@@ -173,7 +176,7 @@ class CentredWindow:
 
     length: int
 
-    def interval(self, variant: Variant, contig_length: int) -> Interval:
+    def interval(self, variant: Variant, contig_length: int, strand: Strand = "+") -> Interval:
         start = variant.position - self.length // 2
         return Interval(variant.contig, max(0, start), min(contig_length, start + self.length))
 
@@ -198,7 +201,7 @@ class BlockWindow:
     def block(self) -> int:
         return max(1, self.length // 4)
 
-    def interval(self, variant: Variant, contig_length: int) -> Interval:
+    def interval(self, variant: Variant, contig_length: int, strand: Strand = "+") -> Interval:
         first = variant.position // self.block * self.block
         start = min(first + self.block // 2 - self.length // 2, contig_length - self.length)
         start = max(0, start)
@@ -207,6 +210,37 @@ class BlockWindow:
     @property
     def longest_allele(self) -> int:
         return max(1, self.length // 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RightEndWindow:
+    """The longer allele ends the window in reading direction, so that the model reads all its left context.
+
+    On the minus strand the context is what lies to the right in the genome. Clipped at the ends of a contig.
+    """
+
+    length: int
+
+    def interval(self, variant: Variant, contig_length: int, strand: Strand = "+") -> Interval:
+        allele = max(len(variant.ref), len(variant.alt))
+        if strand == "+":
+            end = variant.position + allele
+            return Interval(variant.contig, max(0, end - self.length), min(contig_length, end))
+        start = variant.position + len(variant.ref) - allele
+        return Interval(variant.contig, max(0, start), min(contig_length, start + self.length))
+
+    @property
+    def longest_allele(self) -> int:
+        return max(1, self.length // 2)
+
+
+class WindowRule(Protocol):
+    """Where a variant's window lies."""
+
+    @property
+    def longest_allele(self) -> int: ...
+
+    def interval(self, variant: Variant, contig_length: int, strand: Strand = "+") -> Interval: ...
 
 
 def make_window(mode: str, length: int) -> CentredWindow | BlockWindow:

@@ -1,7 +1,9 @@
-"""Scores of REF/ALT pairs of token sequences: every REF window run once, every ALT only from its first difference.
+"""Scores of REF/ALT pairs of token sequences: every REF window run once, every ALT only from its first
+difference.
 
-A score depends on its own pair alone. Batches only change which rows a matrix product holds, so in float32 the same
-pair scores the same within the product's rounding (about 1e-6), and bit for bit with `batch_pairs=1`.
+A score depends on its own pair alone. Batches only change which rows a matrix product holds, so in float32
+the same pair scores the same within the product's rounding (about 1e-6), and bit for bit with
+`batch_pairs=1`.
 
 Axis legend: B windows, L tokens run of a window, T tokens of all suffixes, D hidden size, V vocabulary.
 """
@@ -146,10 +148,14 @@ class PairScorer:
         finish = score(pairs, windows, members, hidden_BLD)
         for batch in self._suffix_batches(pairs, members):
             running = [(w, i) for w, i in batch if self._tokens_to_run(pairs[i]) > pairs[i].first]
-            suffix_hidden_TD = self._run_suffixes(pairs, running, cache) if running else hidden_BLD.new_empty(0, 1)
+            suffix_hidden_TD = (
+                self._run_suffixes(pairs, running, cache) if running else hidden_BLD.new_empty(0, 1)
+            )
             finish(batch, running, suffix_hidden_TD, out)
 
-    def _run_suffixes(self, pairs: Sequence[Pair], running: list[tuple[int, int]], cache: PrefixCache) -> Tensor:
+    def _run_suffixes(
+        self, pairs: Sequence[Pair], running: list[tuple[int, int]], cache: PrefixCache
+    ) -> Tensor:
         suffixes = Suffixes(
             windows=[window for window, _ in running],
             prefixes=[pairs[index].first for _, index in running],
@@ -170,10 +176,14 @@ class PairScorer:
     def _likelihood(self, pairs, windows, members, hidden_BLD):
         """log p summed from the first difference to the end, ALT minus REF."""
         length = hidden_BLD.shape[1]
-        target_BL = self._to_device(np.stack([_shifted(pairs[found[0]].ref, length, self.unk_id) for found in windows]))
+        target_BL = self._to_device(
+            np.stack([_shifted(pairs[found[0]].ref, length, self.unk_id) for found in windows])
+        )
         head_VD = self.model.lm_head.weight
         from_token = min(max(pairs[index].first - 1, 0) for _, index in members)
-        counted_BL = target_log_probs(hidden_BLD[:, from_token:], head_VD, target_BL[:, from_token:], self.unk_id)
+        counted_BL = target_log_probs(
+            hidden_BLD[:, from_token:], head_VD, target_BL[:, from_token:], self.unk_id
+        )
         # total_BL[b, j]: REF's log p of tokens from_token+1 .. from_token+j
         total_BL = F.pad(counted_BL.double().cumsum(1), (1, 0)).cpu().numpy()
         opening = {index: (w, pairs[index].first - 1) for w, index in members if pairs[index].first > 0}
@@ -240,8 +250,12 @@ def log_probabilities(hidden_TD: Tensor, head_VD: Tensor) -> Tensor:
     return F.linear(hidden_TD.float(), head_VD.float()).log_softmax(-1)
 
 
-def target_log_probs(hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, unk_id: int, chunk: int = 2**26) -> Tensor:
-    """log p of each target, float32; 0 for targets that are `unk_id`. Logits are formed `chunk` values at a time."""
+def target_log_probs(
+    hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, unk_id: int, chunk: int = 2**26
+) -> Tensor:
+    """log p of each target, float32; 0 for targets that are `unk_id`. Logits are formed `chunk` values at a
+    time.
+    """
     rows, targets = hidden_TD.reshape(-1, hidden_TD.shape[-1]), target_T.reshape(-1)
     step = max(1, chunk // head_VD.shape[0])
     parts = [

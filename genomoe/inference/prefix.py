@@ -1,12 +1,12 @@
 """Causal prefixes computed once: keys and values of whole windows, and suffixes that attend to them.
 
-A causal model gives a base the same keys and values whatever follows it. So the window of the reference, run once,
-serves every sequence that starts as it does: an ALT haplotype needs only the tokens from its first difference on.
-Both classes are given to `GenoMoEModel.forward` as `attend`, which calls them once per layer instead of the usual
-attention.
+A causal model gives a base the same keys and values whatever follows it. So the window of the reference, run
+once, serves every sequence that starts as it does: an ALT haplotype needs only the tokens from its first
+difference on. Both classes are given to `GenoMoEModel.forward` as `attend`, which calls them once per layer
+instead of the usual attention.
 
-Axis legend: B windows, S window length, M suffixes, T tokens of all suffixes, G key/value heads, H query heads,
-C head size, P prefix length.
+Axis legend: B windows, S window length, M suffixes, T tokens of all suffixes, G key/value heads, H query
+heads, C head size, P prefix length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from genomoe.ops.attention import attention
 
-__all__ = ["PrefixCache", "Suffixes", "SuffixAttention"]
+__all__ = ["PrefixCache", "SuffixAttention", "Suffixes"]
 
 
 @dataclass(kw_only=True)
@@ -34,7 +34,9 @@ class PrefixCache:
     """One [B, S, G, C] for each layer, rotated; the model's device and dtype."""
     values: list[Tensor] = field(default_factory=list)
 
-    def __call__(self, layer: int, q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int | None) -> Tensor:
+    def __call__(
+        self, layer: int, q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int | None
+    ) -> Tensor:
         assert layer == len(self.keys), "layers run in order, once for each cache"
         self.keys.append(k_BSGC)
         self.values.append(v_BSGC)
@@ -76,7 +78,8 @@ class Suffixes:
 class SuffixAttention:
     """Attention of packed suffixes over their cached prefixes and themselves, causal.
 
-    On CUDA in 16 bits one flash launch a layer; elsewhere one call for each pair of prefix and suffix lengths.
+    On CUDA in 16 bits one flash launch a layer; elsewhere one call for each pair of prefix and suffix
+    lengths.
     """
 
     def __init__(self, cache: PrefixCache, suffixes: Suffixes):
@@ -128,7 +131,9 @@ class SuffixAttention:
         return out
 
     def _flash(self, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-        """PyTorch's flash kernel; with fewer queries than keys its causal mask is aligned at the last of both."""
+        """PyTorch's flash kernel; with fewer queries than keys its causal mask is aligned at the last of
+        both.
+        """
         left = -1 if window is None else window - 1
         longest = max(self.suffixes.lengths)
         result = torch.ops.aten._flash_attention_forward(
@@ -151,7 +156,11 @@ class SuffixAttention:
         def take(x: Tensor, starts: list[int], size: int) -> Tensor:
             if members[-1] - members[0] + 1 == len(members):  # neighbours: a view
                 first = starts[members[0]]
-                return x[first : first + len(members) * size].view(len(members), size, *x.shape[1:]).transpose(1, 2)
+                return (
+                    x[first : first + len(members) * size]
+                    .view(len(members), size, *x.shape[1:])
+                    .transpose(1, 2)
+                )
             return torch.stack([x[starts[m] : starts[m] + size] for m in members]).transpose(1, 2)
 
         q_MHSC = take(q, self._starts_q, length)
