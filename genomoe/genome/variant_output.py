@@ -34,6 +34,8 @@ class OutputError(GenoMoEError):
 class VariantWriter(Protocol):
     def write(self, row: InputRow, results: Results) -> None: ...
 
+    def discard(self) -> None: ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None: ...
@@ -66,15 +68,21 @@ class _Replacing:
 
     def __init__(self, path: Path):
         self.path, self.temporary = path, temporary(path)
+        self._discarded = False
 
     def __enter__(self) -> Self:
         return self
 
+    def discard(self) -> None:
+        """Nothing is to be written after all; the target stays as it was."""
+        self._discarded = True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(complete=kind is None)
-        if kind is not None:
+        complete = kind is None and not self._discarded
+        self._close(complete=complete)
+        if not complete:
             self.temporary.unlink(missing_ok=True)
 
     def _close(self, complete: bool) -> None:
@@ -98,7 +106,7 @@ class _VCFWriter(_Replacing):
         quoted = description.replace("\\", "\\\\").replace('"', '\\"')
         header += [
             f'##INFO=<ID={key},Number=A,Type=Float,Description="{quoted}">',
-            f'##INFO=<ID={key}_STATUS,Number=A,Type=String,Description="Why {key} is there or missing, by ALT">',
+            f'##INFO=<ID={key}_STATUS,Number=A,Type=String,Description="Status of {key} by ALT">',
         ]
         columns = VCF_COLUMNS if self._from_table else [*VCF_COLUMNS, *source.columns[8:]]
         if self._compressed:

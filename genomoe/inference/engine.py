@@ -26,13 +26,14 @@ from genomoe.model.transformer import GenoMoEModel
 __all__ = ["SCORES", "Pair", "PairScorer", "log_probabilities", "target_log_probs"]
 
 SCORES = {
-    "llr": "sum over the window of log p(ALT base) - log p(REF base), nats; below 0: ALT is less likely than REF",
-    "marginal": "log p(ALT allele | left context) - log p(REF allele | left context), nats, the allele standing at "
-    "the right end of its window; below 0: ALT is less likely than REF",
-    "embedding": "Euclidean distance of the mean last hidden states of ALT and REF from the first difference on; "
-    "at least 0, larger: a larger change",
-    "jsd": "mean Jensen-Shannon divergence, bits, of the next-base distributions of ALT and REF at the positions "
-    "after the allele; 0 to 1, larger: a larger change",
+    "llr": "sum over the window of log p(ALT base) - log p(REF base), nats; "
+    "below 0: ALT is less likely than REF",
+    "marginal": "log p(ALT allele | left context) - log p(REF allele | left context), nats, "
+    "the allele standing at the right end of its window; below 0: ALT is less likely than REF",
+    "embedding": "Euclidean distance of the mean last hidden states of ALT and REF from the first "
+    "difference on; at least 0, larger: a larger change",
+    "jsd": "mean Jensen-Shannon divergence, bits, of the next-base distributions of ALT and REF "
+    "at the positions after the allele; 0 to 1, larger: a larger change",
 }
 """Every score by name, with its formula and sign."""
 

@@ -1,8 +1,9 @@
-"""A journal of finished chunks beside the output: what makes a killed run go on, and several processes share one.
+"""A journal of finished chunks beside the output: what makes a killed run go on, and several processes share
+one.
 
-Each process appends to a file of its own: a record holds a chunk's number, its scores and statuses, and a checksum.
-A record cut off by a kill fails its checksum and is run again; finished ones are never. The folder also holds what
-the job was, and a run with another input, model or options refuses to go on with it.
+Each process appends to a file of its own: a record holds a chunk's number, its scores and statuses, and a
+checksum. A record cut off by a kill fails its checksum and is run again; finished ones are never. The folder
+also holds what the job was, and a run with another input, model or options refuses to go on with it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import shutil
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +47,10 @@ class Journal:
         self._places: dict[int, tuple[Path, int, int, int]] = {}
         self._read_to: dict[Path, int] = {}
         self.refresh()
-        self._file = open(self.folder / f"{process}-{os.getpid()}.part", "wb")  # noqa: SIM115 - closed in close
+        name = (
+            f"{process}-{uuid.uuid4().hex}.part"  # never that of an earlier run, whose records it would lose
+        )
+        self._file = open(self.folder / name, "xb")  # noqa: SIM115 - closed in close
 
     def _check(self, job: dict[str, Any]) -> None:
         path, text = self.folder / "job.json", json.dumps(job, indent=1, sort_keys=True)

@@ -184,9 +184,10 @@ class VariantScorer:
         found = self.reference.fetch(Interval(contig, variant.position, end)).decode("ascii").upper()
         if found != variant.ref:
             if self.options.ref_mismatch == "error":
+                place = f"{row.contig}:{row.position + 1}"
                 raise RefMismatchError(
-                    f"{where}, line {row.number}: REF of {row.contig}:{row.position + 1} is {row.ref}, but the "
-                    f"reference has {found}; is it another assembly? --ref-mismatch skip or substitute goes on."
+                    f"{where}, line {row.number}: REF of {place} is {row.ref}, the reference has {found}; "
+                    "is it another assembly? --ref-mismatch skip or substitute goes on."
                 )
             if self.options.ref_mismatch == "skip":
                 return None, Status.REF_MISMATCH

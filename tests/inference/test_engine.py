@@ -1,0 +1,113 @@
+"""Shared prefixes beside the plain way: both whole sequences through the model, log p summed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_model
+
+from genomoe.inference.engine import SCORES, Pair, PairScorer
+
+UNK = 8
+
+
+def make_pairs(seed: int = 0) -> list[Pair]:
+    """Substitutions and shifts, several to a window, at both ends, with N, and one pair that does not
+    differ.
+    """
+    random = np.random.default_rng(seed)
+    pairs = []
+    for number in range(30):
+        length = int(random.choice([2, 33, 64, 65, 150]))
+        if number % 3 == 0 or not pairs:
+            ref = random.integers(4, 8, length).astype(np.uint8)
+            ref[random.random(length) < 0.03] = UNK
+        else:
+            ref = pairs[-1].ref
+        length = len(ref)
+        at = int(random.choice([0, length - 1, random.integers(length)]))
+        alt = ref.copy()
+        if number % 4 == 1:  # a shift, as an indel makes
+            alt[at:] = np.append(ref[at + 1 :], 5)
+        else:
+            alt[at] = 4 + (int(ref[at]) - 3) % 4
+        differs = np.flatnonzero(ref != alt)
+        first = int(differs[0]) if len(differs) else length
+        end = min(length, first + int(random.choice([1, 7, 500])))
+        pairs.append(Pair(ref=ref, alt=alt, first=first, end=end, ref_after=first + 1, alt_after=first + 1))
+    pairs.append(Pair(ref=ref, alt=ref, first=length, end=length, ref_after=length, alt_after=length))
+    return pairs
+
+
+def plain_score(model, kind: str, pair: Pair) -> float:
+    """The definition, in float64 after the logits."""
+    if pair.first >= pair.end:
+        return 0.0
+    with torch.inference_mode():
+        out = {name: model(torch.from_numpy(getattr(pair, name)).long()[None]) for name in ("ref", "alt")}
+    if kind in ("llr", "marginal"):
+        sums = {}
+        for name, found in out.items():
+            log_p = found.logits[0].double().log_softmax(-1)
+            ids = getattr(pair, name)
+            counted = [j for j in range(max(1, pair.first), pair.end) if ids[j] != UNK]
+            sums[name] = sum(float(log_p[j - 1, ids[j]]) for j in counted)
+        return sums["alt"] - sums["ref"]
+    if kind == "embedding":
+        ref, alt = (out[name].hidden[0, pair.first : pair.end].double().mean(0) for name in ("ref", "alt"))
+        return float((alt - ref).norm())
+    p, q = (
+        out[name].logits[0, pair.ref_after - 1 : pair.end - 1].double().softmax(-1) for name in ("alt", "ref")
+    )
+    if not len(p):
+        return 0.0
+    middle = (p + q) / 2
+    return float(((p * (p / middle).log2()).sum(-1) + (q * (q / middle).log2()).sum(-1)).mean() / 2)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize(
+    "changes", [{}, {"window": 20, "global_every": 2}, {"qk_norm": True, "num_shared_experts": 1}], ids=str
+)
+def test_shared_prefix_equals_whole_sequences(kind, changes):
+    model, pairs = tiny_model(**changes), make_pairs()
+    expected = np.array([plain_score(model, kind, pair) for pair in pairs])
+    got = PairScorer(model, kind, unk_id=UNK)(pairs)
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_score_depends_neither_on_batch_nor_on_order(kind):
+    model, pairs = tiny_model(), make_pairs(3)
+    once = PairScorer(model, kind, unk_id=UNK)(pairs)
+    order = np.random.default_rng(0).permutation(len(pairs))
+    shuffled = PairScorer(model, kind, unk_id=UNK, batch_tokens=200)([pairs[i] for i in order])
+    np.testing.assert_allclose(shuffled, once[order], atol=1e-5, rtol=0)
+    alone = np.concatenate([PairScorer(model, kind, unk_id=UNK, batch_pairs=1)([pair]) for pair in pairs])
+    one_by_one = PairScorer(model, kind, unk_id=UNK, batch_pairs=1)(pairs[::-1])[::-1]
+    assert (alone == one_by_one).all(), "one variant a batch must be bitwise the same whatever else is scored"
+
+
+def test_model_mode_and_random_state_are_left_alone():
+    model = tiny_model().train()
+    before = torch.random.get_rng_state()
+    PairScorer(model, "llr", unk_id=UNK)(make_pairs())
+    assert model.training
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_unknown_score_is_an_error():
+    with pytest.raises(ValueError, match="one of llr, marginal, embedding, jsd"):
+        PairScorer(tiny_model(), "cosine", unk_id=UNK)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_flash_suffixes_on_cuda_agree_with_float32():
+    pairs = make_pairs()
+    model = tiny_model(head_size=16)
+    expected = PairScorer(model, "llr", unk_id=UNK)(pairs)
+    got = PairScorer(model.to("cuda", torch.bfloat16), "llr", unk_id=UNK)(pairs)
+    assert np.corrcoef(got, expected)[0, 1] > 0.99
