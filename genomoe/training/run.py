@@ -1,0 +1,274 @@
+"""From a composed configuration to a trained model in a run directory.
+
+`pretrain(config)` is the whole of it; the parts (`seed_everything`, `make_model`, `fit`) serve fine-tuning too.
+"""
+
+import dataclasses
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from hydra.utils import instantiate
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
+
+from genomoe.model.config import ModelConfig
+from genomoe.model.kernels import KernelOptions
+from genomoe.model.pretrained import save_pretrained
+from genomoe.model.transformer import GenoMoEModel
+from genomoe.training.activation import apply_policy
+from genomoe.training.checkpoint import AtomicCheckpointIO
+from genomoe.training.metrics_log import MetricsCsv
+from genomoe.training.optim import OptimConfig
+from genomoe.training.options import ConfigError, Options
+from genomoe.training.precision import PrecisionConfig
+from genomoe.training.pretrain import CausalModule
+from genomoe.training.run_directory import RunDirectory, environment, open_run, write_provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerConfig(Options):
+    """Length, placement and rhythm of training (config group `trainer`); names as in Lightning's Trainer."""
+
+    max_steps: int
+    """Optimizer updates in all."""
+    accelerator: str = "auto"
+    """cpu, cuda or auto (a GPU if there is one)."""
+    devices: int = 1
+    """Devices of one node."""
+    num_nodes: int = 1
+    """Nodes."""
+    strategy: str = "auto"
+    """Lightning's strategy: auto, or ddp for several devices."""
+    gradient_clip_val: float = 1.0
+    """Largest global gradient norm; 0 does not clip."""
+    accumulate_grad_batches: int = 1
+    """Batches an update."""
+    val_check_interval: int | None = None
+    """Batches between two validations; null: none."""
+    limit_val_batches: int | None = None
+    """Held-out batches looked at in one validation; null: all."""
+    log_every_n_steps: int = 10
+    """Updates between two rows of metrics.csv."""
+    deterministic: bool = True
+    """Ask torch for algorithms that give the same bits every time (warning where there is none)."""
+
+    def __post_init__(self) -> None:
+        for key in ("max_steps", "devices", "num_nodes", "accumulate_grad_batches", "log_every_n_steps"):
+            self.require_count(key)
+        for key in ("val_check_interval", "limit_val_batches"):
+            self.require_count(key, optional=True)
+        self.require_choice("accelerator", ("auto", "cpu", "cuda", "gpu"))
+        self.require_number("gradient_clip_val")
+        if self.accelerator in ("cuda", "gpu"):
+            available = torch.cuda.device_count()
+            self.require(available > 0, "accelerator", "cpu, because torch sees no CUDA device here")
+            self.require(self.devices <= available, "devices", f"at most {available}, what torch sees here")
+
+    @property
+    def root_device(self) -> torch.device:
+        """The kind of device training runs on."""
+        cuda = self.accelerator in ("cuda", "gpu") or (self.accelerator == "auto" and torch.cuda.is_available())
+        return torch.device("cuda" if cuda else "cpu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActivationConfig(Options):
+    """What is kept for the backward pass (config group `activation`)."""
+
+    policy: str = "none"
+    """Policy over whole layers by name, see `genomoe.training.activation`."""
+    save: str = "bf16"
+    """What the experts keep: bf16 (as computed), mxfp8 or recompute."""
+    chunk_tokens: int | None = None
+    """Experts run so many tokens at a time; null: all at once."""
+    loss_chunk: int | None = None
+    """The loss is taken over so many tokens at a time; null: all at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a training run leaves behind."""
+
+    run: RunDirectory
+    """Its directory."""
+    steps: int
+    """Optimizer updates done in all, those before a resume included."""
+    seconds: float
+    """Wall time of this process's part."""
+    metrics: Mapping[str, float]
+    """The last value of every metric."""
+
+
+def pretrain(config: DictConfig) -> RunResult:
+    """Train, or go on training, as `config` (of pretrain.yaml) says; writes the run directory.
+
+    Raises ConfigError or ValueError for settings that cannot work, before anything is written.
+    """
+    started = time.perf_counter()
+    trainer_config = TrainerConfig.from_config(config.trainer, where="trainer")
+    optim = OptimConfig.from_config(config.optim, where="optim")
+    precision = PrecisionConfig.from_config(config.precision, where="precision")
+    precision.check(trainer_config.root_device)
+    seed_everything(config.seed)
+    data = instantiate(config.data)
+    model = make_model(config, data.tokenizer, precision)
+    run, checkpoint = open_run(config)
+    module = CausalModule(
+        model,
+        optim=optim,
+        precision=precision,
+        total_steps=trainer_config.max_steps,
+        pad_id=data.tokenizer.pad_id,
+        gradient_clip=trainer_config.gradient_clip_val,
+    )
+    write_provenance(run, config)
+    trainer = fit(module, data, config, trainer_config, checkpoint)
+    seconds = time.perf_counter() - started
+    if trainer.is_global_zero:
+        card = {
+            "name": config.name,
+            "training": {
+                "data": OmegaConf.to_container(config.data, resolve=True),
+                "steps": trainer.global_step,
+                "tokens": module.tokens_seen,
+                "metrics": dict(module.latest),
+            },
+            "environment": environment(),
+        }
+        save_pretrained(model, data.tokenizer.to_dict(), run.model, card=card)
+    return RunResult(run=run, steps=trainer.global_step, seconds=seconds, metrics=dict(module.latest))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch; sampling has its own (seed, epoch, index) and needs no global state."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed={seed} is not allowed: it must be a whole number from 0 to 2^63 - 1.")
+    torch.manual_seed(seed)
+
+
+def kernel_options(config: DictConfig, precision: PrecisionConfig) -> KernelOptions:
+    """`KernelOptions` from the keys `kernels`, `precision` and `activation` of a configuration."""
+    activation = ActivationConfig.from_config(config.activation, where="activation")
+    return KernelOptions(
+        **config.kernels,
+        precision=precision.experts,  # type: ignore[arg-type]
+        save=activation.save,  # type: ignore[arg-type]
+        chunk_tokens=activation.chunk_tokens,
+        loss_chunk=activation.loss_chunk,
+        activation=activation.policy,
+    )
+
+
+def model_config(config: DictConfig, vocab_size: int) -> ModelConfig:
+    """The architecture in config group `model`, with the tokenizer's vocabulary unless it names its own.
+
+    Raises ConfigError if the training context does not fit the model.
+    """
+    fields = OmegaConf.to_container(config.model, resolve=True)
+    assert isinstance(fields, dict)
+    fields["vocab_size"] = fields.get("vocab_size") or vocab_size
+    architecture = ModelConfig.from_dict(fields)  # type: ignore[arg-type]
+    if architecture.vocab_size < vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={architecture.vocab_size} is smaller than the tokenizer's {vocab_size} tokens."
+        )
+    context = config.data.context_length
+    if context > architecture.max_context:
+        raise ConfigError(
+            f"data.context_length={context} is longer than model.max_context={architecture.max_context}, "
+            "what the RoPE setting covers: raise model.max_context or shorten the windows."
+        )
+    return architecture
+
+
+def make_model(config: DictConfig, tokenizer: Any, precision: PrecisionConfig) -> GenoMoEModel:
+    """A freshly initialised model with its kernels and activation policy in force."""
+    kernels = kernel_options(config, precision)
+    model = GenoMoEModel(model_config(config, tokenizer.vocab_size), dtype=precision.dtype, kernels=kernels)
+    apply_policy(model, kernels.activation)
+    return model
+
+
+def fit(
+    module: lightning.LightningModule,
+    data: lightning.LightningDataModule,
+    config: DictConfig,
+    trainer_config: TrainerConfig,
+    checkpoint: Path | None = None,
+) -> lightning.Trainer:
+    """Run Lightning's loop with the callbacks and loggers of `config`; returns the trainer when it is done."""
+    loggers = [instantiate(logger) for logger in (config.logger or {}).values()]
+    callbacks = [instantiate(callback) for callback in (config.callbacks or {}).values()]
+    if checkpoint is not None:
+        step = int(checkpoint.stem.rpartition("-")[2])
+        for logger in loggers:
+            if isinstance(logger, MetricsCsv):
+                logger.continue_from(step)
+    with _quiet_lightning(), _deterministic(trainer_config.deterministic):
+        trainer = lightning.Trainer(
+            accelerator=trainer_config.root_device.type,
+            devices=trainer_config.devices,
+            num_nodes=trainer_config.num_nodes,
+            strategy=trainer_config.strategy,
+            max_steps=trainer_config.max_steps,
+            max_epochs=-1,
+            gradient_clip_val=trainer_config.gradient_clip_val or None,
+            accumulate_grad_batches=trainer_config.accumulate_grad_batches,
+            val_check_interval=trainer_config.val_check_interval,
+            check_val_every_n_epoch=None if trainer_config.val_check_interval else 1,
+            limit_val_batches=_or(trainer_config.limit_val_batches, 1.0)
+            if trainer_config.val_check_interval
+            else 0,
+            num_sanity_val_steps=0,
+            log_every_n_steps=trainer_config.log_every_n_steps,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=loggers,
+            callbacks=callbacks,
+            plugins=[AtomicCheckpointIO()],
+            use_distributed_sampler=False,
+        )
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+        except MisconfigurationException as error:
+            raise ConfigError(" ".join(str(error).split())) from error
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+    return trainer
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Silence Lightning's banner and its advice about workers; its errors still come."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
