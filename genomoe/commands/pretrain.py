@@ -4,10 +4,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+from typing import TYPE_CHECKING
+
 from omegaconf import OmegaConf
 
 from genomoe.training.compose import compose_config
-from genomoe.training.run import RunResult, pretrain
+
+if TYPE_CHECKING:
+    from genomoe.training.run import RunResult
 
 
 def run(overrides: Sequence[str], *, show_config: bool = False) -> None:
@@ -16,6 +20,9 @@ def run(overrides: Sequence[str], *, show_config: bool = False) -> None:
     if show_config:
         sys.stdout.write(OmegaConf.to_yaml(config))
         return
+    # Loading Lightning takes seconds: a mistake in the configuration is told before.
+    from genomoe.training.run import pretrain
+
     started = time.perf_counter()
     result = pretrain(config)
     if not result.is_global_zero:
@@ -27,5 +34,5 @@ def run(overrides: Sequence[str], *, show_config: bool = False) -> None:
     print(_closing_line(result, time.perf_counter() - started))
 
 
-def _closing_line(result: RunResult, seconds: float) -> str:
+def _closing_line(result: "RunResult", seconds: float) -> str:
     return f"{result.steps} steps, {seconds:.0f} s in all; the model is in {result.run.model}"

@@ -1,7 +1,7 @@
 """The report of a pretraining run: bits per base on its held-out contigs, beside the baselines."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from genomoe.data.collate import weight_table
-from genomoe.data.corpus import Corpus, Segments
+from genomoe.data.corpus import Corpus, locate
 from genomoe.evaluation.baselines import UNIFORM_BITS, MarkovModel, encode
 from genomoe.evaluation.likelihood import base_bits
 from genomoe.evaluation.metrics import BitsPerBase, bits_per_base, scored
@@ -103,6 +103,9 @@ def evaluate_run(
             f"{run.path} holds no finished model; start the same `genomoe pretrain` command again to finish it."
         )
     data = load_data(config)
+    data.setup()
+    if data.val_corpus is None:
+        raise GenoMoEError(f"the run {run.path} holds no contig out (data.val is empty): nothing to evaluate on.")
     model, _ = from_pretrained(run.model, device=device)
     context = int(config.data.context_length)
     stride = context // 2 if stride is None else stride
@@ -110,7 +113,7 @@ def evaluate_run(
     report = progress or (lambda part, done: None)
 
     ambiguous_free = [encode(text.tobytes()) for text in letters]
-    training = _training_codes(data.train_corpus, data.train_segments)
+    training = _training_codes(data.train_corpus)
     report("Markov baselines", 0.0)
     markov = MarkovModel.fit(training)
     low = markov.truncated(min(LOW_ORDER, markov.order))
@@ -150,30 +153,25 @@ def evaluate_run(
 def _held_out(data: Any) -> tuple[list[str], list[NDArray[np.uint8]], list[NDArray[np.float64]]]:
     """Names, letters and loss weights of the held-out stretches of a data module."""
     names, letters, weights = [], [], []
-    for name, text, source in _stretches(data.val_corpus, data.val_segments):
+    for name, text, source in _stretches(data.val_corpus):
         masked = data.val_corpus.sources[source].soft_masked
         names.append(name)
         letters.append(text)
         weights.append(weight_table(data.soft_mask_weight if masked else 1.0)[text].astype(np.float64))
-    if not letters:
-        raise GenoMoEError("the run holds no contig out, so there is nothing to evaluate on.")
     return names, letters, weights
 
 
-def _training_codes(corpus: Corpus, segments: Segments) -> list[NDArray[np.int8]]:
-    codes = [encode(text.tobytes()) for _, text, _ in _stretches(corpus, segments)]
-    total = sum(map(len, codes))
-    if total <= MOST_BASELINE_BASES:
-        return codes
-    share = MOST_BASELINE_BASES / total
+def _training_codes(corpus: Corpus) -> list[NDArray[np.int8]]:
+    codes = [encode(text.tobytes()) for _, text, _ in _stretches(corpus)]
+    share = min(1.0, MOST_BASELINE_BASES / max(1, sum(map(len, codes))))
     return [code[: max(1, int(len(code) * share))] for code in codes]
 
 
-def _stretches(corpus: Corpus, segments: Segments) -> Any:
+def _stretches(corpus: Corpus) -> Iterator[tuple[str, NDArray[np.uint8], int]]:
     """(name, letters, source row) of every segment; a name is CONTIG, or CONTIG:FROM-TO for a part of one."""
     contigs = corpus.contigs
-    for start, end, source in zip(segments.starts, segments.ends, segments.sources, strict=True):
-        row = int(np.searchsorted(contigs.offsets, start, side="right")) - 1
+    for start, end, source in zip(*corpus.segments, strict=True):
+        row = int(locate(contigs, np.asarray(start)))
         offset, length = int(contigs.offsets[row]), int(contigs.lengths[row])
         whole = start == offset and end == offset + length
         name = contigs.names[row] if whole else f"{contigs.names[row]}:{start - offset + 1}-{end - offset}"

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -40,9 +38,13 @@ def compose_config(
         # Values are checked against the same configuration without them: its keys and its types.
         before = _compose(name, [o.input_line for o in groups])
         for override in parsed:
-            if override not in groups and not override.is_add() and not override.is_delete():
+            top = override.key_or_group.split(".")[0]
+            if override not in groups and (not (override.is_add() or override.is_delete()) or top not in before):
                 _check_value(override, before)
         config = _compose(name, overrides)
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{missing[0]} must be given: add {missing[0]}=VALUE to the command.")
     OmegaConf.set_struct(config, True)
     return config
 
@@ -79,13 +81,12 @@ def _parse(text: str) -> Override:
 
 
 def _is_group(override: Override) -> bool:
-    return GlobalHydra.instance().config_loader().group_exists(override.key_or_group)
+    return (CONFIG_DIR / override.key_or_group).is_dir()
 
 
 def _check_choice(override: Override) -> None:
     group, value = override.key_or_group, override.value()
-    loader = GlobalHydra.instance().config_loader()
-    options = loader.get_group_options(group, results_filter=ObjectType.CONFIG)
+    options = choices(group)
     for choice in value if isinstance(value, list) else [value]:
         if choice is not None and str(choice) not in options:
             hint = nearest(str(choice), options) or "."

@@ -117,10 +117,6 @@ class CausalModule(lightning.LightningModule):
             raise NonFiniteError(self._describe_non_finite())
         self._last["grad_norm"] = norm
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_index: int) -> Batch:
-        """`Batch` moves itself."""
-        return batch.to(device)
-
     # ---- metrics -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:

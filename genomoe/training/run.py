@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
@@ -22,7 +23,6 @@ from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.pretrained import save_pretrained
 from genomoe.model.transformer import GenoMoEModel
-from genomoe.training.activation import apply_policy
 from genomoe.training.checkpoint import AtomicCheckpointIO
 from genomoe.training.metrics_log import MetricsCsv
 from genomoe.training.optim import OptimConfig
@@ -104,6 +104,8 @@ class RunResult:
     """Wall time of this process's part."""
     metrics: Mapping[str, float]
     """The last value of every metric."""
+    is_global_zero: bool
+    """Whether this process is the one that writes and reports."""
 
 
 def pretrain(config: DictConfig) -> RunResult:
@@ -117,7 +119,7 @@ def pretrain(config: DictConfig) -> RunResult:
     precision = PrecisionConfig.from_config(config.precision, where="precision")
     precision.check(trainer_config.root_device)
     seed_everything(config.seed)
-    data = instantiate(config.data)
+    data = load_data(config)
     model = make_model(config, data.tokenizer, precision)
     run, checkpoint = open_run(config)
     module = CausalModule(
@@ -132,18 +134,25 @@ def pretrain(config: DictConfig) -> RunResult:
     trainer = fit(module, data, config, trainer_config, checkpoint)
     seconds = time.perf_counter() - started
     if trainer.is_global_zero:
-        card = {
-            "name": config.name,
-            "training": {
-                "data": OmegaConf.to_container(config.data, resolve=True),
-                "steps": trainer.global_step,
-                "tokens": module.tokens_seen,
-                "metrics": dict(module.latest),
-            },
-            "environment": environment(),
-        }
-        save_pretrained(model, data.tokenizer.to_dict(), run.model, card=card)
-    return RunResult(run=run, steps=trainer.global_step, seconds=seconds, metrics=dict(module.latest))
+        save_pretrained(model, data.tokenizer.to_dict(), run.model, card=_card(config, trainer, module))
+    return RunResult(
+        run=run,
+        steps=trainer.global_step,
+        seconds=seconds,
+        metrics=dict(module.latest),
+        is_global_zero=trainer.is_global_zero,
+    )
+
+
+def load_data(config: DictConfig) -> Any:
+    """The data module of config group `data`.
+
+    A run directory may come from someone else, so its config may name no class outside `genomoe.data`.
+    """
+    target = str(config.data.get("_target_", ""))
+    if not target.startswith("genomoe.data."):
+        raise ConfigError(f"data._target_={target} is not allowed: it must be a class of genomoe.data.")
+    return _instantiate(config.data)
 
 
 def seed_everything(seed: int) -> None:
@@ -192,7 +201,10 @@ def make_model(config: DictConfig, tokenizer: Any, precision: PrecisionConfig) -
     """A freshly initialised model with its kernels and activation policy in force."""
     kernels = kernel_options(config, precision)
     model = GenoMoEModel(model_config(config, tokenizer.vocab_size), dtype=precision.dtype, kernels=kernels)
-    apply_policy(model, kernels.activation)
+    if kernels.activation != "none":
+        from genomoe.training.activation import apply_policy
+
+        apply_policy(model, kernels.activation)
     return model
 
 
@@ -204,8 +216,8 @@ def fit(
     checkpoint: Path | None = None,
 ) -> lightning.Trainer:
     """Run Lightning's loop with the callbacks and loggers of `config`; returns the trainer when it is done."""
-    loggers = [instantiate(logger) for logger in (config.logger or {}).values()]
-    callbacks = [instantiate(callback) for callback in (config.callbacks or {}).values()]
+    loggers = [_instantiate(logger) for logger in (config.logger or {}).values() if logger]
+    callbacks = [_instantiate(callback) for callback in (config.callbacks or {}).values() if callback]
     if checkpoint is not None:
         step = int(checkpoint.stem.rpartition("-")[2])
         for logger in loggers:
@@ -243,6 +255,33 @@ def fit(
         if trainer.interrupted:
             raise KeyboardInterrupt
     return trainer
+
+
+def _instantiate(config: DictConfig) -> Any:
+    """Hydra's `instantiate`, but the constructor's own error comes out as it is."""
+    try:
+        return instantiate(config)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, ValueError | OSError | ModuleNotFoundError):
+            raise error.__cause__ from None
+        raise ConfigError(" ".join(str(error).split())) from error
+
+
+def _card(config: DictConfig, trainer: lightning.Trainer, module: CausalModule) -> dict[str, Any]:
+    """What the model card says of this run, a line each."""
+    facts = environment()
+    data = {key: value for key, value in config.data.items() if key in ("train", "val", "context_length")}
+    return {
+        "Name": config.name,
+        "Trained on": data,
+        "Optimizer steps": trainer.global_step,
+        "Tokens seen": f"{module.tokens_seen:,}",
+        "Last metrics": {name: round(value, 4) for name, value in module.latest.items()},
+        "Seed": config.seed,
+        "Written by": f"genomoe {facts['genomoe']}, commit {facts['commit']}, torch {facts['packages']['torch']}",
+        "Hardware": facts["hardware"]["gpus"] or f"{facts['hardware']['cpu']}, {facts['hardware']['cores']} cores",
+        "Limits": "Scores of a small model trained for minutes are for trying the program out, not for decisions.",
+    }
 
 
 def _or(value: Any, otherwise: Any) -> Any:
