@@ -49,9 +49,7 @@ def _options(
 @app.command()
 def pretrain(
     overrides: Overrides = None,
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the configuration and stop.")
-    ] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the configuration and stop.")] = False,
 ) -> None:
     """Pretrain a model; without overrides a small one on three yeast chromosomes, on the CPU, in minutes.
 
@@ -85,9 +83,7 @@ def evaluate(
 def plan(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
-    memory: Annotated[
-        float | None, typer.Option(help="Memory of the device, GiB [default: this machine's]")
-    ] = None,
+    memory: Annotated[float | None, typer.Option(help="Memory of the device, GiB [default: this machine's]")] = None,
 ) -> None:
     """Parameters, FLOPs and predicted memory of a configuration, without training it.
 

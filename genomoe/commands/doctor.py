@@ -70,7 +70,12 @@ def _expert_backends(device: torch.device) -> list[dict[str, str]]:
             except ValueError as error:
                 picked, reason = "none", str(error)
             rows.append(
-                {"part": "experts", "for": f"products {precision}, save {save}", "picked": picked, "why": reason}
+                {
+                    "part": "experts",
+                    "for": f"products {precision}, save {save}",
+                    "picked": picked,
+                    "why": reason,
+                }
             )
     return rows
 

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-
 from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf

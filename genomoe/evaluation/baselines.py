@@ -95,9 +95,7 @@ class MarkovModel:
                 break
         best = min(curve)
         order = next(index for index, bits in enumerate(curve) if bits - best < TOLERANCE_BITS)
-        return cls(
-            sequences=sequences, concentrations=tuple(chosen[: order + 1]), selection_bits=tuple(curve)
-        )
+        return cls(sequences=sequences, concentrations=tuple(chosen[: order + 1]), selection_bits=tuple(curve))
 
     def truncated(self, order: int) -> "MarkovModel":
         """The same model looking at no more than `order` bases."""
@@ -111,9 +109,7 @@ class MarkovModel:
         probabilities = [np.full(len(codes), 0.25) for codes in sequences]
         for order, concentration in enumerate(self.concentrations):
             probabilities = _mix(_count_hits(self.sequences, sequences, order), probabilities, concentration)
-        return [
-            np.where(codes >= 0, -np.log2(p), np.nan) for p, codes in zip(probabilities, sequences, strict=True)
-        ]
+        return [np.where(codes >= 0, -np.log2(p), np.nan) for p, codes in zip(probabilities, sequences, strict=True)]
 
 
 _CODE = np.full(256, -1, np.int8)
@@ -130,9 +126,7 @@ def _split(sequences: Sequence[Codes]) -> tuple[list[Codes], list[Codes]]:
     for codes in sequences:
         size = max(1, min(BLOCK, len(codes) // HELD_OUT_EVERY))
         for start in range(0, len(codes), size):
-            (held_out if number % HELD_OUT_EVERY == HELD_OUT_EVERY // 2 else kept).append(
-                codes[start : start + size]
-            )
+            (held_out if number % HELD_OUT_EVERY == HELD_OUT_EVERY // 2 else kept).append(codes[start : start + size])
             number += 1
     return kept, held_out
 
@@ -174,8 +168,7 @@ def _count_hits(training: Sequence[Codes], sequences: Sequence[Codes], order: in
 
 def _mix(hits: Hits, lower: list[Values], concentration: float) -> list[Values]:
     return [
-        (word + concentration * p) / (context + concentration)
-        for (word, context), p in zip(hits, lower, strict=True)
+        (word + concentration * p) / (context + concentration) for (word, context), p in zip(hits, lower, strict=True)
     ]
 
 

@@ -71,9 +71,7 @@ class ProgressLine(lightning.Callback):
         if not trainer.is_global_zero:
             return
         if self._progress is not None:
-            self._progress.update(
-                self._task, completed=trainer.global_step, figures=_figures(module.latest)
-            )
+            self._progress.update(self._task, completed=trainer.global_step, figures=_figures(module.latest))
         elif time.monotonic() >= self._next or trainer.global_step == trainer.max_steps:
             self._next = time.monotonic() + self.seconds
             print(

@@ -32,9 +32,7 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
 class AtomicCheckpointIO(CheckpointIO):
     """Lightning's way to files, so that no kill or full disk leaves half a checkpoint under its final name."""
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write `checkpoint` beside `path`, flush it to the disk and rename it; on failure `path` is untouched."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,9 +19,7 @@ from genomoe.training.options import ConfigError, nearest
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 
 
-def compose_config(
-    name: str, overrides: Sequence[str] = (), *, rename: Mapping[str, str] | None = None
-) -> DictConfig:
+def compose_config(name: str, overrides: Sequence[str] = (), *, rename: Mapping[str, str] | None = None) -> DictConfig:
     """Compose `genomoe/configs/NAME.yaml` with Hydra `overrides`, resolved and in struct mode.
 
     rename: keys that the command line spells otherwise than the config, for example `{"model": "pretrained"}`
@@ -90,9 +88,7 @@ def _check_choice(override: Override) -> None:
     for choice in value if isinstance(value, list) else [value]:
         if choice is not None and str(choice) not in options:
             hint = nearest(str(choice), options) or "."
-            raise ConfigError(
-                f"{group}={choice}: there is no such choice{hint} The choices are {', '.join(options)}."
-            )
+            raise ConfigError(f"{group}={choice}: there is no such choice{hint} The choices are {', '.join(options)}.")
 
 
 def _check_value(override: Override, config: DictConfig) -> None:

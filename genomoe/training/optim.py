@@ -35,8 +35,8 @@ class OptimConfig(Options):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
-        self.require_number("learning_rate", minimum=0.0)
         self.require(self.learning_rate > 0, "learning_rate", "a number above 0")
+        self.require_number("learning_rate")
         self.require_number("weight_decay")
         self.require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
@@ -54,9 +54,7 @@ class OptimConfig(Options):
         )
 
 
-def decay_groups(
-    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float
-) -> list[dict[str, object]]:
+def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, object]]:
     """Split named parameters into a decayed group (matrices) and one that is not.
 
     Vectors (norms, biases) hold scales and offsets, the embedding holds one row a token that decay would
@@ -103,6 +101,4 @@ def make_schedule(
     optimizer: torch.optim.Optimizer, total_steps: int, config: OptimConfig
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """`learning_rate_factor` as a scheduler to be stepped after every optimizer step."""
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate_factor(step, total_steps, config)
-    )
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, total_steps, config))

@@ -32,9 +32,7 @@ class Options:
         known = {field.name for field in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
-                raise ConfigError(
-                    f"{where}.{key} is not a setting of {cls.__name__}{nearest(str(key), known) or '.'}"
-                )
+                raise ConfigError(f"{where}.{key} is not a setting of {cls.__name__}{nearest(str(key), known) or '.'}")
         try:
             return cls(**values)
         except ConfigError as error:

@@ -82,7 +82,7 @@ def saved_bytes_per_token(model: ModelConfig, kernels: KernelOptions, element: i
 
     element: bytes of one activation.
     """
-    D, L, K, I = model.hidden_size, model.num_layers, model.top_k, model.expert_size  # noqa: N806
+    D, L, K, I = model.hidden_size, model.num_layers, model.top_k, model.expert_size
     heads, kv_heads = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     # x and its norm, twice; q, k, v before and after RoPE; the output; the log-sum-exp of every head
     attention = element * (4 * D + 2 * (heads + 2 * kv_heads) + 2 * heads) + 4 * model.num_heads

@@ -108,7 +108,10 @@ class CausalModule(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the global norm; stop if it is not finite, before the update spoils the weights."""
         limit = self.gradient_clip if self.gradient_clip > 0 else float("inf")
@@ -140,9 +143,9 @@ class CausalModule(lightning.LightningModule):
         seconds, tokens = time.perf_counter() - self._clock[0], self.tokens_seen - self._clock[1]
         self._clock = (time.perf_counter(), self.tokens_seen)
         row = {
-            "train/loss": float(loss.loss),
+            "train/loss": float(loss.loss.detach()),
             "train/bits_per_base": float(loss.nats_sum / loss.count.clamp_min(1)) / NATS_PER_BIT,
-            **{f"train/router_{name}": float(value) for name, value in self._last["router"].items()},
+            **{f"train/router_{name}": float(value.detach()) for name, value in self._last["router"].items()},
             "train/grad_norm": float(self._last["grad_norm"]),
             "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
             "train/tokens_seen": self.tokens_seen,

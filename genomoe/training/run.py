@@ -120,6 +120,7 @@ def pretrain(config: DictConfig) -> RunResult:
     precision.check(trainer_config.root_device)
     seed_everything(config.seed)
     data = load_data(config)
+    data.setup()
     model = make_model(config, data.tokenizer, precision)
     run, checkpoint = open_run(config)
     module = CausalModule(
@@ -235,9 +236,7 @@ def fit(
             accumulate_grad_batches=trainer_config.accumulate_grad_batches,
             val_check_interval=trainer_config.val_check_interval,
             check_val_every_n_epoch=None if trainer_config.val_check_interval else 1,
-            limit_val_batches=_or(trainer_config.limit_val_batches, 1.0)
-            if trainer_config.val_check_interval
-            else 0,
+            limit_val_batches=_or(trainer_config.limit_val_batches, 1.0) if trainer_config.val_check_interval else 0,
             num_sanity_val_steps=0,
             log_every_n_steps=trainer_config.log_every_n_steps,
             enable_checkpointing=False,
@@ -290,7 +289,10 @@ def _or(value: Any, otherwise: Any) -> Any:
 
 @contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(wanted, warn_only=True)
     try:
         yield

@@ -1,0 +1,146 @@
+"""The command line: readable one-sentence failures, exit codes, speed of import, an untouched sys.argv."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genomoe import cli
+
+
+def call(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run `genomoe ARGUMENTS` in this process: exit code, stdout, stderr."""
+    argv = list(sys.argv)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(list(arguments))
+    assert sys.argv == argv
+    out, err = capsys.readouterr()
+    return int(exit_info.value.code or 0), out, err
+
+
+def test_import_of_package_and_cli_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, genomoe, genomoe.cli;"
+        "heavy = {'torch', 'lightning', 'hydra', 'pandas', 'numpy', 'zarr', 'pysam'} & set(sys.modules);"
+        "assert not heavy, heavy; assert 'Interval' in dir(genomoe)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_are_lazy_and_real() -> None:
+    code = "import sys, genomoe; genomoe.Interval; genomoe.Variant; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    import genomoe
+
+    assert genomoe.ModelConfig.__module__ == "genomoe.model.config"
+    with pytest.raises(AttributeError, match="no attribute 'Nope'"):
+        _ = genomoe.Nope
+
+
+BAD_OVERRIDES = {
+    "trainer.max_stps=3": "did you mean trainer.max_steps?",
+    "max_steps=3": "did you mean trainer.max_steps?",
+    "model.hiden_size=64": "did you mean model.hidden_size?",
+    "modle=yeast": "did you mean model?",
+    "model=yaest": "did you mean yeast?",
+    "trainer.max_steps=many": "expected a whole number",
+    "trainer.max_steps=1.5": "expected a whole number",
+    "trainer.max_steps=true": "expected a whole number",
+    "optim.learning_rate=fast": "expected a number",
+    "trainer.deterministic=perhaps": "expected true or false",
+    "trainer.max_steps=[1": "cannot read the override",
+    "steps": "is not an override",
+    "+nonsense=1": "has no key nonsense",
+    "trainer.max_steps=0": "at least 1",
+    "trainer.log_every_n_steps=-1": "at least 1",
+    "optim.learning_rate=-1": "above 0",
+    "optim.schedule=cosin": "one of cosine, linear, constant",
+    "optim.betas=[0.9]": "two numbers",
+    "seed=-1": "seed=-1 is not allowed",
+    "resume=maybe": "one of auto, always, never",
+    "model.top_k=9": "greater than model.num_experts=8",
+    "model.num_heads=5": "not a multiple of model.num_kv_heads",
+    "model.hidden_size=0": "at least 1",
+    "data.batch_size=0": "at least 1",
+    "data.context_length=8192": "longer than model.max_context=4096",
+    "data._target_=os.system": "must be a class of genomoe.data",
+    "trainer.accelerator=tpu": "one of auto, cpu, cuda",
+    "kernels.experts=fussed": "no expert backend 'fussed'",
+    "data.train=nowhere.fa": "nowhere.fa does not exist",
+    "precision.compute=float16": "one of float32, bfloat16",
+}
+
+
+@pytest.mark.parametrize(("override", "words"), BAD_OVERRIDES.items(), ids=BAD_OVERRIDES)
+def test_a_bad_override_is_one_sentence_and_exit_1(
+    override: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call("pretrain", "debug=fast", f"paths.run_dir={tmp_path / 'run'}", override, capsys=capsys)
+    assert code == 1
+    assert not out
+    assert words in err
+    assert err.startswith("genomoe: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_missing_mandatory_value_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call("pretrain", "data=fasta", capsys=capsys)
+    assert code == 1
+    assert "data.train must be given" in err
+
+
+def test_a_protein_fasta_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fasta = tmp_path / "p53.fa"
+    fasta.write_text(">P04637\nMEEPQSDPSVEPPLSQETFSDLWKLLPENNVLSPLPSQAMDDLMLSPDDIEQWFTEDPGPDEAPRMPEAAPPVAPAPAAPTPAA\n")
+    code, _, err = call("pretrain", "debug=fast", "data=fasta", f"data.train={fasta}", capsys=capsys)
+    assert code == 1
+    assert "protein" in err
+    assert str(fasta) in err
+
+
+def test_evaluate_of_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call("evaluate", str(tmp_path / "gone"), capsys=capsys)
+    assert code == 1
+    assert "is not a run directory" in err
+
+
+def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("pretrian", capsys=capsys)[0] == 2
+    assert call("evaluate", capsys=capsys)[0] == 2
+
+
+def test_debug_shows_the_traceback() -> None:
+    command = [sys.executable, "-m", "genomoe", "pretrain", "trainer.max_stps=3", "--debug"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["pretrain", "evaluate", "plan", "doctor"])
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(command, "--help", capsys=capsys)
+    assert code == 0
+    assert f"Example: genomoe {command}" in out
+
+
+def test_plan_counts_genos(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call("plan", "model=genos-1.2b", "precision=bf16", "--json", capsys=capsys)
+    assert code == 0
+    figures = json.loads(out)
+    assert figures["parameters"] == pytest.approx(1.25e9, rel=0.01)
+    assert figures["active_parameters"] < figures["parameters"] / 3
+    assert sum(figures["memory_bytes"].values()) == figures["total_bytes"]
+
+
+def test_doctor_names_every_backend_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call("doctor", "--json", capsys=capsys)
+    assert code == 0
+    findings = json.loads(out)
+    assert {row["part"] for row in findings["backends"]} == {"experts", "attention"}
+    assert all(row["why"] for row in findings["backends"])
+    code, out, _ = call("doctor", capsys=capsys)
+    assert code == 0
+    assert "genomoe[te]" in "".join(out.split())
