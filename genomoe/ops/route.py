@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from genomoe.ops.matmul import wide_mm
 from genomoe.ops.pointwise import use_triton
 
 
@@ -55,7 +56,7 @@ class _SplitProduct(torch.autograd.Function):
         ctx.save_for_backward(x_TD, weight_ED)
         E = weight_ED.shape[0]
         parts = torch.cat(split_bfloat16(weight_ED))
-        return _wide_mm(x_TD, parts.t()).view(-1, 3, E).sum(1)
+        return wide_mm(x_TD, parts.t()).view(-1, 3, E).sum(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -69,15 +70,8 @@ class _SplitProduct(torch.autograd.Function):
             dx_TD = torch.cat([high_TE, middle_TE, high_TE], 1) @ torch.cat([w_high, w_high, w_middle])
         if ctx.needs_input_grad[1]:
             parts_TE = torch.cat([high_TE, middle_TE, low_TE], 1)
-            dweight_ED = _wide_mm(parts_TE.t(), x_TD).view(3, E, -1).sum(0)
+            dweight_ED = wide_mm(parts_TE.t(), x_TD).view(3, E, -1).sum(0)
         return dx_TD, dweight_ED
-
-
-def _wide_mm(a: Tensor, b: Tensor) -> Tensor:
-    """bfloat16 product with a float32 result."""
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
 
 
 def route(

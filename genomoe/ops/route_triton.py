@@ -149,13 +149,14 @@ class Route(torch.autograd.Function):
         block_e, block_k = max(2, triton.next_power_of_2(E)), triton.next_power_of_2(top_k)
         rows = max(1, min(ROWS, 2048 // block_e))
         programs = max(1, triton.cdiv(T, rows))
-        place = {"device": logits_TE.device}
+        device = logits_TE.device
         chosen = expert_index_TK is not None
-        index_TK = (
-            expert_index_TK.long().contiguous() if chosen else torch.empty(T, top_k, dtype=torch.int64, **place)
-        )
-        scores_TK = torch.empty(T, top_k, dtype=torch.float32, **place)
-        partial_P3E = torch.empty(programs, 3, block_e, dtype=torch.float32, **place)
+        if expert_index_TK is not None:
+            index_TK = expert_index_TK.long().contiguous()
+        else:
+            index_TK = torch.empty(T, top_k, dtype=torch.int64, device=device)
+        scores_TK = torch.empty(T, top_k, dtype=torch.float32, device=device)
+        partial_P3E = torch.empty(programs, 3, block_e, dtype=torch.float32, device=device)
         route_forward_kernel[(programs,)](
             logits_TE, logits_TE if bias_E is None else bias_E, logits_TE if valid_T is None else valid_T,
             index_TK, scores_TK, partial_P3E, T,
