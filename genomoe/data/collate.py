@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genomoe.genome.alphabet import COMPLEMENT, KmerTokenizer, Tokenizer
+from genomoe.genome.alphabet import KmerTokenizer, Tokenizer
 
 PAD_LETTER = 0
 """The byte that stands for padding among letters."""
@@ -65,11 +65,61 @@ class Batch:
         return self.tokens.numel()
 
 
-def reverse_complement_rows(letters: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> None:
-    """Reverse-complement some rows of [B, W] letters in place; each row's padding stays at its end."""
-    for row in np.flatnonzero(rows):
-        length = lengths[row]
-        letters[row, :length] = COMPLEMENT[letters[row, :length][::-1]]
+@dataclass(frozen=True, kw_only=True)
+class RawBatch:
+    """A batch before it is widened: one or a few bytes a token, cheap to send between processes.
+
+    The sequences lie end to end, each in its own room of `sizes` tokens, padding at the end of the room.
+    """
+
+    data: Tensor
+    """One tensor, so that sending it costs one shared-memory segment, [rows, T]. uint8: tokens, whether a token has
+    weight 1, and, where any base is, whether it is soft-masked. int32: tokens, and the bits of float32 weights."""
+    sizes: np.ndarray
+    """int64 [N] tokens of each room; their sum is T."""
+    packed: bool
+    soft_mask_weight: float
+    pad_id: int
+    index: np.ndarray
+    """int64 [N]."""
+    tags: tuple[str, ...]
+
+    def expand(self) -> Batch:
+        """Widen to int64 and float32 and shift the targets by one place."""
+        sizes = torch.from_numpy(self.sizes)
+        index = torch.from_numpy(self.index)
+        ends = torch.cumsum(sizes, 0)
+        narrow = self.data[0]
+        tokens = narrow.to(torch.int64)
+        labels = torch.empty_like(tokens)
+        labels[:-1] = narrow[1:]
+        labels[ends - 1] = self.pad_id
+        weights = torch.empty(tokens.shape, dtype=torch.float32)
+        if self.data.dtype == torch.int32:
+            weights[:-1] = self.data[1].view(torch.float32)[1:]
+        else:
+            weights[:-1] = self.data[1, 1:]
+            if len(self.data) > 2:
+                weights[:-1].add_(self.data[2, 1:], alpha=self.soft_mask_weight)
+        weights[ends - 1] = 0
+        longest = int(self.sizes.max())
+        if not self.packed:
+            shape = (len(self.sizes), longest)
+            tokens, labels, weights = tokens.view(shape), labels.view(shape), weights.view(shape)
+            return Batch(
+                tokens=tokens, labels=labels, weights=weights, max_seqlen=longest, index=index, tags=self.tags
+            )
+        count = torch.arange(longest)
+        return Batch(
+            tokens=tokens,
+            labels=labels,
+            weights=weights,
+            cu_seqlens=torch.cat([ends[:1] * 0, ends]).to(torch.int32),
+            max_seqlen=longest,
+            position_ids=torch.cat([count[:size] for size in self.sizes.tolist()]),
+            index=index,
+            tags=self.tags,
+        )
 
 
 class Encoder:
@@ -78,121 +128,91 @@ class Encoder:
     Args:
         tokenizer: any genome.alphabet tokenizer.
         soft_mask_weight: weight of a lower-case base as a target, in [0, 1].
+        soft_masked: False promises that no letter is lower-case, which saves a pass.
     """
 
-    def __init__(self, tokenizer: Tokenizer, soft_mask_weight: float) -> None:
+    def __init__(self, tokenizer: Tokenizer, soft_mask_weight: float, soft_masked: bool = True) -> None:
         self.tokenizer = tokenizer
+        self.soft_masked = soft_masked
         self.soft_mask_weight = soft_mask_weight
-        source = tokenizer._base.table if isinstance(tokenizer, KmerTokenizer) else tokenizer.table
+        source = tokenizer.base_table if isinstance(tokenizer, KmerTokenizer) else tokenizer.table
         assert source is not None
         table = bytearray(source)
         table[PAD_LETTER] = tokenizer.pad_id
         self._table = bytes(table)
-        self._weights = {
-            masked: weight_table(soft_mask_weight if masked else 1.0) for masked in (False, True)
-        }
 
-    def __call__(self, letters: np.ndarray, soft_masked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and weights *of the tokens themselves* (not yet shifted to the place that predicts them).
+    def __call__(
+        self,
+        letters: np.ndarray,
+        *,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        sizes: np.ndarray,
+        packed: bool,
+        index: np.ndarray,
+        tags: tuple[str, ...] = (),
+    ) -> RawBatch:
+        """Encode sequences that lie end to end.
 
         Args:
-            letters: uint8 [B, W], padded at the end of a row with PAD_LETTER.
-            soft_masked: bool [B], whether lower case is masking in that row.
-
-        Returns:
-            tokens [B, S] (uint8 or int32) and weights float32 [B, S]; S = ceil(W / bases per token).
+            letters: uint8 [bases]; the room of each sequence is filled with PAD_LETTER after its own letters.
+            starts: int64 [N] first letter of each sequence.
+            lengths: int64 [N] letters of each sequence, without padding.
+            sizes: int64 [N] tokens of each sequence's room.
+            packed: whether the batch is THD.
+            index: int64 [N] sequence numbers.
+            tags: sequence labels.
         """
-        ids = np.frombuffer(letters.tobytes().translate(self._table), dtype=np.uint8).reshape(letters.shape)
-        if soft_masked.all() or not soft_masked.any():
-            weights = self._weights[bool(soft_masked.all())][letters]
-        else:
-            weights = np.stack(
-                [self._weights[bool(m)][row] for m, row in zip(soft_masked, letters, strict=True)]
-            )
+        raw = letters.tobytes()
+        columns = [raw.translate(self._table), raw.translate(_FULL)]
+        if self.soft_masked:
+            columns.append(raw.translate(_SOFT))
         if isinstance(self.tokenizer, KmerTokenizer):
-            return self._kmers(ids, weights)
-        return ids, weights
+            data = self._kmers(columns, starts, lengths, sizes)
+        else:
+            data = np.empty((len(columns), len(raw)), dtype=np.uint8)
+            for row, column in zip(data, columns, strict=True):
+                row[:] = np.frombuffer(column, dtype=np.uint8)
+        return RawBatch(
+            data=torch.from_numpy(data),
+            sizes=np.ascontiguousarray(sizes, dtype=np.int64),
+            packed=packed,
+            soft_mask_weight=self.soft_mask_weight,
+            pad_id=self.tokenizer.pad_id,
+            index=np.ascontiguousarray(index, dtype=np.int64),
+            tags=tags,
+        )
 
-    def _kmers(self, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whole k-mers; a padded tail of a row that isn't a whole k-mer follows the tokenizer's remainder rule."""
+    def _kmers(
+        self, columns: list[bytes], starts: np.ndarray, lengths: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray:
+        """k-mers of each sequence, its remainder by the tokenizer's rule; a k-mer weighs the mean of its bases,
+        and 0 where one of them is ambiguous. In a fixed window the last bases of a short sequence (fewer than k - 1)
+        are left out where their single-base tokens would not fit."""
         assert isinstance(self.tokenizer, KmerTokenizer)
         k = self.tokenizer.bases_per_token
-        rows, width = ids.shape
-        slots = -(-width // k)
-        tokens = np.full((rows, slots + k - 1), self.tokenizer.pad_id, dtype=np.int32)
-        token_weights = np.zeros((rows, slots + k - 1), dtype=np.float32)
-        lengths = (ids != self.tokenizer.pad_id).sum(axis=1)
-        for row, length in enumerate(lengths):
-            encoded = self.tokenizer.encode_bases(ids[row, :length])
+        ids, full, *soft = (np.frombuffer(column, dtype=np.uint8) for column in columns)
+        weights = full.astype(np.float32)
+        for column in soft:
+            weights += column * np.float32(self.soft_mask_weight)
+        data = np.full((2, int(sizes.sum())), self.tokenizer.pad_id, dtype=np.int32)
+        tokens, out = data[0], data[1].view(np.float32)
+        out[:] = 0
+        places = np.cumsum(sizes) - sizes
+        rows = zip(starts.tolist(), lengths.tolist(), places.tolist(), sizes.tolist(), strict=True)
+        for start, length, place, size in rows:
             whole = length // k
-            tokens[row, : len(encoded)] = encoded
-            grouped = weights[row, : whole * k].reshape(whole, k)
-            token_weights[row, :whole] = np.where((grouped == 0).any(axis=1), 0, grouped.mean(axis=1))
-            token_weights[row, whole : len(encoded)] = weights[row, whole * k : length]
-        used = int(max(slots, (lengths // k + lengths % k).max(initial=0)))
-        return tokens[:, :used], token_weights[:, :used]
+            rest = min(length % k, size - whole)  # a fixed window may lack room for the last few bases
+            length = whole * k + rest
+            tokens[place : place + whole + rest] = self.tokenizer.encode_bases(ids[start : start + length])
+            grouped = weights[start : start + whole * k].reshape(whole, k)
+            out[place : place + whole] = np.where((grouped == 0).any(axis=1), 0, grouped.mean(axis=1))
+            out[place + whole : place + whole + rest] = weights[start + whole * k : start + length]
+        return data
 
 
-def weight_table(soft_mask_weight: float) -> np.ndarray:
-    """[256] float32 weight of a letter as a target: 1 for ACGTU, soft_mask_weight for acgtu, 0 for all else."""
-    table = np.zeros(256, dtype=np.float32)
-    table[list(b"ACGTU")] = 1.0
-    table[list(b"acgtu")] = soft_mask_weight
-    return table
+def _flags(letters: bytes) -> bytes:
+    return bytes(int(byte in letters) for byte in range(256))
 
 
-def collate_windows(
-    tokens: np.ndarray, weights: np.ndarray, *, pad_id: int, index: np.ndarray, tags: tuple[str, ...]
-) -> Batch:
-    """Fixed windows [B, S] to a Batch: labels are the tokens one place to the left."""
-    rows, width = tokens.shape
-    shifted = torch.full((rows, width + 1), pad_id, dtype=torch.int64)
-    shifted.numpy()[:, :width] = tokens
-    target_weights = torch.zeros((rows, width), dtype=torch.float32)
-    target_weights.numpy()[:, :-1] = weights[:, 1:]
-    return Batch(
-        tokens=shifted[:, :-1].contiguous(),
-        labels=shifted[:, 1:].contiguous(),
-        weights=target_weights,
-        max_seqlen=width,
-        index=torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)),
-        tags=tags,
-    )
-
-
-def collate_packed(
-    sequences: list[tuple[np.ndarray, np.ndarray]],
-    *,
-    pad_id: int,
-    index: np.ndarray,
-    tags: tuple[str, ...],
-    pad_to_multiple: int = 1,
-) -> Batch:
-    """Sequences of (tokens, weights) one after another, with cu_seqlens (THD).
-
-    Each sequence's length is rounded up to a multiple of `pad_to_multiple` with padding of weight 0 (context
-    parallelism over c ranks with a balanced causal split wants 2 c).
-    """
-    lengths = np.array([len(tokens) for tokens, _ in sequences], dtype=np.int64)
-    padded = -(-lengths // pad_to_multiple) * pad_to_multiple
-    starts = np.concatenate([[0], np.cumsum(padded)])
-    total = int(starts[-1])
-    tokens = torch.full((total,), pad_id, dtype=torch.int64)
-    labels = torch.full((total,), pad_id, dtype=torch.int64)
-    weights = torch.zeros(total, dtype=torch.float32)
-    positions = torch.empty(total, dtype=torch.int64)
-    for (ids, target), start, length, size in zip(sequences, starts, lengths, padded, strict=False):
-        tokens.numpy()[start : start + length] = ids
-        labels.numpy()[start : start + length - 1] = ids[1:]
-        weights.numpy()[start : start + length - 1] = target[1:]
-        positions[start : start + size] = torch.arange(size)
-    return Batch(
-        tokens=tokens,
-        labels=labels,
-        weights=weights,
-        cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
-        max_seqlen=int(padded.max(initial=0)),
-        position_ids=positions,
-        index=torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)),
-        tags=tags,
-    )
+_FULL, _SOFT = _flags(b"ACGTU"), _flags(b"acgtu")

@@ -1,8 +1,11 @@
 """A corpus: contigs of one or more sources laid end to end, and the bases of any span of them.
 
-**Global coordinates.** Contig c occupies [offset_c, offset_c + length_c) of one long axis; everything that samples,
-shuffles or caches works on that axis. A *segment* is a stretch of it that windows may be cut from: windows never
-leave their segment, so never cross a contig's end.
+**Global coordinates.** Contig c occupies [offset_c, offset_c + length_c) of one long axis; everything that
+samples, shuffles or caches works on that axis. A *segment* is a stretch of it that windows may be cut from:
+windows never leave their segment, so never cross a contig's end.
+
+**Case.** In the letters a corpus gives, lower case means soft-masked and nothing else: where a source's case
+carries no masking (all of it lower-case, or soft_mask: false) its letters come upper-case.
 """
 
 from __future__ import annotations
@@ -10,16 +13,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from genomoe.genome.errors import GenoMoEError
-from genomoe.genome.fasta import Reference
-from genomoe.genome.sequence_files import expand_paths
-
 UNMASKED_CASE = 0.9
 """A source of which more than this part is lower-case carries no soft-masking: its case is then ignored."""
+CASE_SAMPLE = 1 << 22
+"""Bases at the start of a source that decide it."""
+LOWER = 0x20
+"""The bit that tells lower-case from upper-case ASCII letters."""
 
 
 class SourceInfo(NamedTuple):
@@ -28,8 +31,9 @@ class SourceInfo(NamedTuple):
     name: str
     weight: float
     soft_masked: bool
-    """Whether lower case means masking here; False where nearly everything is lower-case."""
+    """Whether any of its bases count as soft-masked."""
     tags: Mapping[str, str]
+    split: str | None = None
 
 
 class ContigTable(NamedTuple):
@@ -54,6 +58,15 @@ class Segments(NamedTuple):
     sources: np.ndarray
     """[segments] int32, row of Corpus.sources."""
 
+    @property
+    def bases(self) -> int:
+        """Bases in all segments."""
+        return int((self.ends - self.starts).sum())
+
+    def take(self, rows: np.ndarray) -> Segments:
+        """Some of the segments."""
+        return Segments(self.starts[rows], self.ends[rows], self.sources[rows])
+
 
 class Corpus(Protocol):
     """What datasets need; FastaCorpus and ZarrCorpus provide it, and give the same bases."""
@@ -63,11 +76,11 @@ class Corpus(Protocol):
     segments: Segments
 
     def read(self, start: int, end: int) -> np.ndarray:
-        """Letters [start, end) of the global axis as uint8, case kept."""
+        """Letters [start, end) of the global axis as uint8; lower case is soft-masked."""
         ...
 
     def fingerprint(self) -> dict[str, str]:
-        """Content hash of each file (or of the store): what must not change between a run and its resumption."""
+        """SHA-256 of each source file, by its path: what must not change between a run and its resumption."""
         ...
 
 
@@ -79,123 +92,95 @@ def locate(contigs: ContigTable, positions: np.ndarray) -> np.ndarray:
 def contig_table(names: list[str], lengths: Sequence[int], sources: Sequence[int]) -> ContigTable:
     """Lay contigs end to end."""
     sizes = np.asarray(lengths, dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64) if len(sizes) else sizes
+    offsets = np.cumsum(sizes) - sizes
     return ContigTable(names, sizes, offsets, np.asarray(sources, dtype=np.int32))
 
 
-def whole_contigs(contigs: ContigTable, rows: np.ndarray | None = None) -> Segments:
-    """One segment per (chosen) contig; empty contigs are left out."""
-    rows = np.arange(len(contigs.names)) if rows is None else np.asarray(rows)
-    rows = rows[contigs.lengths[rows] > 0]
-    return Segments(
-        contigs.offsets[rows], contigs.offsets[rows] + contigs.lengths[rows], contigs.sources[rows]
-    )
+def whole_contigs(contigs: ContigTable) -> Segments:
+    """One segment per contig; empty contigs give none."""
+    rows = np.flatnonzero(contigs.lengths > 0)
+    starts = contigs.offsets[rows]
+    return Segments(starts, starts + contigs.lengths[rows], contigs.sources[rows])
 
 
-class FastaCorpus:
-    """Sequence files read in place.
+def is_masking(lower: int, total: int) -> bool:
+    """Whether `lower` lower-case bases of `total` are soft-masking rather than a way of writing."""
+    return 0 < lower <= UNMASKED_CASE * total
+
+
+def apply_mask(letters: np.ndarray, start: int, runs: np.ndarray) -> None:
+    """Lower-case, in place, the letters of [start, start + len) that lie in `runs`.
 
     Args:
-        paths: files, folders or globs, or a mapping of source name to such (each a path or a list of them).
-            A plain list makes one source of each file, named as the file.
-        weights: source name to sampling weight (default 1; 2 means twice as often as its size would give).
-
-    Raises GenoMoEError when two files of one source define the same contig.
+        letters: uint8 [n], upper-case.
+        start: global position of the first letter.
+        runs: int64 [r, 2] starts and ends on the global axis, sorted and disjoint.
     """
-
-    def __init__(
-        self,
-        paths: Sequence[str] | Mapping[str, Any],
-        *,
-        weights: Mapping[str, float] | None = None,
-    ) -> None:
-        named = _name_sources(paths)
-        self.references: list[Reference] = []
-        names: list[str] = []
-        lengths: list[int] = []
-        sources: list[int] = []
-        infos = []
-        self._owner: list[int] = []
-        for number, (source, files) in enumerate(named.items()):
-            seen: dict[str, Path] = {}
-            first = len(self.references)
-            for file in files:
-                reference = Reference(file)
-                for contig, length in reference.contigs.items():
-                    if contig in seen:
-                        raise GenoMoEError(
-                            f"The contig {contig!r} is defined by both {seen[contig]} and {file}; "
-                            "drop one of the files or put them in two sources."
-                        )
-                    seen[contig] = file
-                    names.append(contig)
-                    lengths.append(length)
-                    sources.append(number)
-                    self._owner.append(len(self.references))
-                self.references.append(reference)
-            weight = float((weights or {}).get(source, 1.0))
-            masked = is_soft_masked(self.references[first:])
-            infos.append(SourceInfo(source, weight, masked, {}))
-        self.sources = tuple(infos)
-        self.contigs = contig_table(names, lengths, sources)
-        self.segments = whole_contigs(self.contigs)
-
-    def read(self, start: int, end: int) -> np.ndarray:
-        """Letters [start, end) of the global axis as uint8, case kept."""
-        out = np.empty(end - start, dtype=np.uint8)
-        row = int(locate(self.contigs, np.asarray(start)))
-        place = start
-        while place < end:
-            offset, length = int(self.contigs.offsets[row]), int(self.contigs.lengths[row])
-            stop = min(end, offset + length)
-            if stop > place:
-                reference = self.references[self._owner[row]]
-                letters = reference.fetch_array(self.contigs.names[row], place - offset, stop - offset)
-                out[place - start : stop - start] = letters
-                place = stop
-            row += 1
-        return out
-
-    def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of each file, by its path."""
-        return {str(reference.path): file_sha256(reference.path) for reference in self.references}
+    end = start + len(letters)
+    first = int(np.searchsorted(runs[:, 1], start, side="right"))
+    last = int(np.searchsorted(runs[:, 0], end, side="left"))
+    if first >= last:
+        return
+    edges = np.clip(runs[first:last].reshape(-1) - start, 0, len(letters))
+    gaps = np.diff(edges, prepend=0, append=len(letters))
+    bits = np.zeros(len(gaps), dtype=np.uint8)
+    bits[1::2] = LOWER
+    letters |= np.repeat(bits, gaps)
 
 
-def _name_sources(paths: Sequence[str] | Mapping[str, Any]) -> dict[str, list[Path]]:
-    if isinstance(paths, str | Path):
-        paths = [str(paths)]
-    if isinstance(paths, Mapping):
-        return {
-            str(name): [
-                file
-                for item in ([value] if isinstance(value, str | Path) else value)
-                for file in expand_paths(item)
-            ]
-            for name, value in paths.items()
-        }
-    named: dict[str, list[Path]] = {}
-    for item in paths:
-        for file in expand_paths(item):
-            key = file.name if file.name not in named else str(file)
-            if key in named:
-                raise GenoMoEError(f"{file} is listed twice.")
-            named[key] = [file]
-    if not named:
-        raise GenoMoEError("The list of sequence files is empty; name at least one.")
-    return named
+def apply_letters(letters: np.ndarray, start: int, runs: np.ndarray) -> None:
+    """Overwrite, in place, the letters of [start, start + len) that lie in `runs`.
+
+    Args:
+        letters: uint8 [n].
+        start: global position of the first letter.
+        runs: int64 [r, 3] start, end and letter, sorted and disjoint.
+    """
+    end = start + len(letters)
+    first = int(np.searchsorted(runs[:, 1], start, side="right"))
+    last = int(np.searchsorted(runs[:, 0], end, side="left"))
+    if last - first < 64:
+        for low, high, letter in runs[first:last].tolist():
+            letters[max(low - start, 0) : high - start] = letter
+        return
+    edges = np.clip(runs[first:last, :2].reshape(-1) - start, 0, len(letters))
+    values = np.zeros(len(edges) + 1, dtype=np.uint8)
+    values[1::2] = runs[first:last, 2]
+    written = np.repeat(values, np.diff(edges, prepend=0, append=len(letters)))
+    np.copyto(letters, written, where=written > 0)
 
 
-def is_soft_masked(references: Sequence[Reference], sample: int = 1 << 22) -> bool:
-    """Whether lower case means masking: False if over 90 % of the first `sample` bases are lower-case, or none."""
-    lower = total = 0
-    for reference in references:
-        for contig, length in reference.contigs.items():
-            if total >= sample:
-                break
-            letters = reference.fetch_array(contig, 0, min(length, sample - total))
-            lower += int((letters >= 97).sum())
-            total += len(letters)
-    return 0 < lower <= UNMASKED_CASE * total
+def letter_runs(letters: np.ndarray, start: int) -> np.ndarray:
+    """int64 [r, 3] start, end and letter of the maximal runs of one letter that isn't A, C, G or T."""
+    other = letters[~_IS_BASE[letters]]
+    if not other.size:
+        return np.empty((0, 3), dtype=np.int64)
+    places = np.flatnonzero(~_IS_BASE[letters])
+    first = np.concatenate([[True], (np.diff(places) > 1) | (other[1:] != other[:-1])])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([places[first] + start, places[last] + start + 1, other[first]], axis=1).astype(np.int64)
+
+
+_IS_BASE = np.zeros(256, dtype=bool)
+_IS_BASE[list(b"ACGT")] = True
+
+
+def lower_case_runs(letters: np.ndarray, start: int) -> np.ndarray:
+    """int64 [r, 2] maximal runs of lower-case letters, as positions counted from `start`."""
+    lower = np.concatenate([[0], (letters >> 5) & 1, [0]]).astype(np.int8)
+    edges = np.flatnonzero(np.diff(lower))
+    return edges.reshape(-1, 2).astype(np.int64) + start
+
+
+def join_runs(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    """Sorted runs from several pieces in order, those that touch joined."""
+    runs = np.concatenate([np.empty((0, 2), dtype=np.int64), *pieces])
+    if len(runs) < 2:
+        return runs
+    split = runs[1:, 0] > runs[:-1, 1]
+    first = np.concatenate([[True], split])
+    last = np.concatenate([split, [True]])
+    return np.stack([runs[first, 0], runs[last, 1]], axis=1)
 
 
 def file_sha256(path: Path) -> str:

@@ -10,23 +10,50 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning
+import pandas as pd
 import torch
 import torch.distributed
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from genomoe.data.collate import Batch
-from genomoe.data.corpus import Corpus, FastaCorpus
+from genomoe.data.collate import Batch, RawBatch
+from genomoe.data.corpus import Corpus, Segments
 from genomoe.data.dataset import StreamingGenomeDataset
+from genomoe.data.open import open_corpus
 from genomoe.data.sampling import SamplingConfig
+from genomoe.data.splits import SplitConfig, find_leaks, split_segments
 from genomoe.genome.alphabet import Tokenizer, make_tokenizer
 from genomoe.genome.errors import GenoMoEError
 
 
+class _RawStream(IterableDataset[RawBatch]):
+    """What loader processes iterate over: batches stay narrow until they reach the main process."""
+
+    def __init__(self, dataset: StreamingGenomeDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[RawBatch]:
+        return self.dataset.raw_batches()
+
+
 class BatchLoader:
-    """Iterates over the rest of the dataset's current epoch; each new iteration after a full one is a new epoch."""
+    """Iterates over the rest of the dataset's current epoch; each new iteration after a full one is a new epoch.
+
+    Args:
+        dataset: the stream; its `epoch` and `consumed` say where it stands.
+        num_workers: loader processes; 0 loads in this one.
+        pin_memory: page-lock the batches.
+        advance: go on to the next epoch at the end (training); False repeats the same one (validation).
+        start_method: 'fork', 'spawn' or 'forkserver' for the loader processes; None is the platform's default.
+    """
 
     def __init__(
-        self, dataset: StreamingGenomeDataset, *, num_workers: int, pin_memory: bool, advance: bool
+        self,
+        dataset: StreamingGenomeDataset,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        advance: bool = True,
+        start_method: str | None = None,
     ) -> None:
         self.dataset, self.num_workers, self.pin_memory, self.advance = (
             dataset,
@@ -34,6 +61,7 @@ class BatchLoader:
             pin_memory,
             advance,
         )
+        self.start_method = start_method
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""
@@ -43,14 +71,16 @@ class BatchLoader:
         dataset = self.dataset
         if self.advance and dataset.remaining <= 0:
             dataset.set_epoch(dataset.epoch + 1)
-        loader: DataLoader[Batch] = DataLoader(
-            dataset,
+        loader: DataLoader[RawBatch] = DataLoader(
+            _RawStream(dataset),
             batch_size=None,
             num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
             prefetch_factor=4 if self.num_workers else None,
+            multiprocessing_context=self.start_method if self.num_workers else None,
         )
-        yield from loader
+        for raw in loader:
+            batch = raw.expand()
+            yield batch.pin_memory() if self.pin_memory else batch
         if self.advance:
             dataset.set_epoch(dataset.epoch + 1)
 
@@ -59,8 +89,11 @@ class GenomeDataModule(lightning.LightningDataModule):
     """Windows of DNA for pretraining.
 
     Args:
-        train: sequence files, folders or globs, or a mapping of source name to such.
-        val: the held-out files; every base of them is covered once by non-overlapping windows.
+        train: sequence files, folders or globs, a mapping of source name to such, a corpus description (.yaml) or a
+            store (.zarr).
+        val: the same for what is held out; every base of it is covered once by non-overlapping windows.
+        corpus: one description or store for both, divided as `split` says; instead of train and val.
+        split: fields of SplitConfig (by, valid, test, valid_fraction...).
         context_length: tokens of a window.
         batch_size: windows of a batch on each rank.
         val_batch_size: the same for validation; None means batch_size.
@@ -77,9 +110,11 @@ class GenomeDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        train: Any,
+        train: Any = None,
         val: Any = (),
         *,
+        corpus: Any = None,
+        split: Mapping[str, Any] | None = None,
         context_length: int = 512,
         batch_size: int = 16,
         val_batch_size: int | None = None,
@@ -105,6 +140,14 @@ class GenomeDataModule(lightning.LightningDataModule):
                 raise GenoMoEError(f"data.{name} must be an integer of at least {least}, got {value!r}.")
         if not 0 <= soft_mask_weight <= 1:
             raise GenoMoEError(f"data.soft_mask_weight must lie in [0, 1], got {soft_mask_weight}.")
+        if (corpus is None) == (not train):
+            raise GenoMoEError("Name either data.train (and data.val) or data.corpus (with data.split).")
+        if corpus is not None and val:
+            raise GenoMoEError("data.corpus is divided by data.split; leave data.val empty.")
+        self.corpus_spec = corpus
+        self.split = SplitConfig(
+            **{k: tuple(v) if k in ("valid", "test") else v for k, v in (split or {}).items()}
+        )
         self.tokenizer: Tokenizer = make_tokenizer(tokenizer)
         self.train_paths, self.val_paths = train, val
         self.context_length, self.batch_size = context_length, batch_size
@@ -124,6 +167,7 @@ class GenomeDataModule(lightning.LightningDataModule):
         self.shard: tuple[int, int] | None = None
         self.train_corpus: Corpus | None = None
         self.val_corpus: Corpus | None = None
+        self.segments: dict[str, Segments] = {}
         self._train: StreamingGenomeDataset | None = None
         self._pending: dict[str, Any] | None = None
 
@@ -133,10 +177,17 @@ class GenomeDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the files (Lightning calls this in every process)."""
-        if self.train_corpus is None:
-            self.train_corpus = FastaCorpus(self.train_paths, weights=self.weights)
-        if self.val_corpus is None and self.val_paths:
-            self.val_corpus = FastaCorpus(self.val_paths)
+        if self.train_corpus is not None:
+            return
+        if self.corpus_spec is not None:
+            self.train_corpus = self.val_corpus = open_corpus(self.corpus_spec, self.weights)
+            self.segments = split_segments(self.train_corpus, self.split)
+            return
+        self.train_corpus = open_corpus(self.train_paths, self.weights)
+        self.segments = {"train": self.train_corpus.segments}
+        if self.val_paths:
+            self.val_corpus = open_corpus(self.val_paths)
+            self.segments["valid"] = self.val_corpus.segments
 
     @property
     def train_dataset(self) -> StreamingGenomeDataset:
@@ -144,7 +195,9 @@ class GenomeDataModule(lightning.LightningDataModule):
         self.setup()
         if self._train is None:
             assert self.train_corpus is not None
-            self._train = self._dataset(self.train_corpus, self.sampling, self.batch_size, pack=self.pack)
+            self._train = self._dataset(
+                self.train_corpus, self.segments["train"], self.sampling, self.batch_size, pack=self.pack
+            )
             if self._pending is not None:
                 self._train.load_state_dict(self._pending)
                 self._pending = None
@@ -159,19 +212,37 @@ class GenomeDataModule(lightning.LightningDataModule):
 
     def val_dataloader(self) -> BatchLoader | list[Any]:
         """Non-overlapping windows that cover each held-out contig once, plus strand, in genome order."""
+        return self.held_out_loader("valid")
+
+    def test_dataloader(self) -> BatchLoader | list[Any]:
+        """The same for the test split, where data.split has one."""
+        return self.held_out_loader("test")
+
+    def held_out_loader(self, name: str) -> BatchLoader | list[Any]:
+        """Windows of the 'valid' or 'test' split in genome order; an empty list where there is none."""
         self.setup()
-        if self.val_corpus is None:
+        segments = self.segments.get(name)
+        if segments is None or not len(segments.starts):
             return []
+        assert self.val_corpus is not None
         config = SamplingConfig(
             window=self.sampling.window, mode="stride", shuffle=False, reverse_complement=0.0, lane_run=1
         )
-        dataset = self._dataset(self.val_corpus, config, self.val_batch_size, pack=False)
+        dataset = self._dataset(self.val_corpus, segments, config, self.val_batch_size, pack=False)
         dataset.set_shard(*self._rank())
         dataset.fill_last = dataset.world_size > 1
         return BatchLoader(dataset, num_workers=0, pin_memory=self.pin_memory, advance=False)
 
+    def leaks(self, **options: Any) -> pd.DataFrame:
+        """Held-out windows that nearly equal training sequence (see genomoe.data.splits.find_leaks)."""
+        self.setup()
+        assert self.train_corpus is not None
+        assert self.val_corpus is not None
+        held_out = self.segments["valid"]
+        return find_leaks(self.train_corpus, self.segments["train"], self.val_corpus, held_out, **options)
+
     def _dataset(
-        self, corpus: Corpus, config: SamplingConfig, batch_size: int, *, pack: bool
+        self, corpus: Corpus, segments: Segments, config: SamplingConfig, batch_size: int, *, pack: bool
     ) -> StreamingGenomeDataset:
         return StreamingGenomeDataset(
             corpus,
@@ -182,6 +253,7 @@ class GenomeDataModule(lightning.LightningDataModule):
             soft_mask_weight=self.soft_mask_weight,
             pack=pack,
             pad_to_multiple=self.pad_to_multiple,
+            segments=segments,
         )
 
     def _rank(self) -> tuple[int, int]:

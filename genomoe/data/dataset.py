@@ -14,17 +14,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from genomoe.data.collate import (
-    PAD_LETTER,
-    Batch,
-    Encoder,
-    collate_packed,
-    collate_windows,
-    reverse_complement_rows,
-)
+from genomoe.data.collate import PAD_LETTER, Batch, Encoder, RawBatch
 from genomoe.data.corpus import Corpus, Segments
 from genomoe.data.sampling import EpochPlan, SamplingConfig, Windows
-from genomoe.genome.alphabet import Tokenizer
+from genomoe.genome.alphabet import Tokenizer, reverse_complement
 from genomoe.genome.errors import GenoMoEError, IntegrityError
 
 STATE_VERSION = 1
@@ -77,9 +70,9 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         self.pack, self.pad_to_multiple = pack, pad_to_multiple
         self.segments = corpus.segments if segments is None else segments
         self.drop_last, self.fill_last = drop_last, fill_last
-        self.encoder = Encoder(tokenizer, soft_mask_weight)
+        masked = any(source.soft_masked for source in corpus.sources)
+        self.encoder = Encoder(tokenizer, soft_mask_weight, masked)
         self._weights = np.array([source.weight for source in corpus.sources])
-        self._masked = np.array([source.soft_masked for source in corpus.sources])
         self._names = [source.name for source in corpus.sources]
         self.epoch = 0
         self.consumed = 0
@@ -159,6 +152,10 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the current epoch: every batch of this rank and worker that isn't consumed yet."""
+        return (raw.expand() for raw in self.raw_batches())
+
+    def raw_batches(self) -> Iterator[RawBatch]:
+        """The same before widening."""
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         reader = BlockCache(self.corpus, self.plan(), budget=self.cache_bases(workers))
@@ -169,7 +166,7 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
             lo, hi = (
                 (bounds[number], bounds[number + 1]) if number + 1 < len(bounds) else (bounds[-1], bounds[-1])
             )
-            yield self.make_batch(int(lo), int(hi), reader)
+            yield self.make_raw(int(lo), int(hi), reader)
 
     def cache_bases(self, workers: int) -> int:
         """Bases of decoded blocks one worker may keep."""
@@ -178,32 +175,45 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
 
     def make_batch(self, lo: int, hi: int, reader: BlockCache | None = None) -> Batch:
         """The batch of the windows lo..hi-1 of the current epoch."""
+        return self.make_raw(lo, hi, reader).expand()
+
+    def make_raw(self, lo: int, hi: int, reader: BlockCache | None = None) -> RawBatch:
+        """The same before it is widened: a byte a token, as it travels between processes."""
         reader = reader or BlockCache(self.corpus, self.plan(), budget=self.cache_bases(1))
         windows = self.plan().windows(lo, hi)
-        rows = len(windows.index) if self.pack or not self.fill_last else self.batch_size
-        letters = np.full((max(rows, 1), self.config.window), PAD_LETTER, dtype=np.uint8)
         lengths = windows.ends - windows.starts
-        for row, (start, end, block) in enumerate(
-            zip(windows.starts.tolist(), windows.ends.tolist(), windows.blocks.tolist(), strict=True)
-        ):
-            reader.copy(block, start, end, letters[row])
-        reverse_complement_rows(letters, lengths, windows.minus)
-        filler = len(letters) - len(windows.index)
-        index = np.concatenate([windows.index, np.full(filler, -1)])
-        masked = np.concatenate([self._masked[windows.sources], np.zeros(filler, dtype=bool)])
-        tags = tuple(self._names[source] for source in windows.sources) + ("",) * filler
-        tokens, weights = self.encoder(letters, masked)
-        if not self.pack:
-            return collate_windows(tokens, weights, pad_id=self.tokenizer.pad_id, index=index, tags=tags)
-        sizes = np.concatenate([self._tokens_of(lengths), np.full(filler, 1)])
-        sequences = [(tokens[row, :size], weights[row, :size]) for row, size in enumerate(sizes)]
-        return collate_packed(
-            sequences,
-            pad_id=self.tokenizer.pad_id,
-            index=index,
-            tags=tags,
-            pad_to_multiple=self.pad_to_multiple,
+        rows = len(lengths) if self.pack or not self.fill_last else self.batch_size
+        rows = max(rows, 1)
+        filler = rows - len(lengths)
+        if self.pack:
+            sizes = self._padded(self._tokens_of(_extended(lengths, filler, 1)))
+        else:
+            sizes = np.full(rows, self.context_length)
+        letters, starts = self._gather(windows, sizes * self.tokenizer.bases_per_token, reader)
+        names = tuple(self._names[source] for source in windows.sources)
+        return self.encoder(
+            letters,
+            starts=starts,
+            lengths=_extended(lengths, filler, 0),
+            sizes=sizes,
+            packed=self.pack,
+            index=_extended(windows.index, filler, -1),
+            tags=names + ("",) * filler,
         )
+
+    def _gather(
+        self, windows: Windows, room: np.ndarray, reader: BlockCache
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Letters of the windows, each at the start of its room of that many bases, on the strand it is read from."""
+        starts = np.cumsum(room) - room
+        letters = np.full(int(room.sum()), PAD_LETTER, dtype=np.uint8)
+        columns = (windows.starts, windows.ends, windows.blocks, windows.minus, starts)
+        for start, end, block, minus, place in zip(*(c.tolist() for c in columns), strict=False):
+            found = reader.get(block, start, end)
+            if minus:
+                found = np.frombuffer(reverse_complement(found.tobytes()), dtype=np.uint8)
+            letters[place : place + end - start] = found
+        return letters, starts
 
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must share with the run that was saved."""
@@ -242,6 +252,10 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
         if self.remaining <= 0:
             self.set_epoch(self.epoch + 1)
+
+
+def _extended(values: np.ndarray, count: int, value: int) -> np.ndarray:
+    return np.concatenate([values, np.full(count, value, dtype=values.dtype)])
 
 
 def check_fingerprint(saved: dict[str, Any], current: dict[str, Any]) -> None:
@@ -286,10 +300,10 @@ class BlockCache:
         self._blocks: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
         self._held = 0
 
-    def copy(self, block: int, start: int, end: int, out: np.ndarray) -> None:
-        """Write letters [start, end) of the global axis to the front of `out`."""
+    def get(self, block: int, start: int, end: int) -> np.ndarray:
+        """Letters [start, end) of the global axis, which must start in `block`; don't write to them."""
         origin, letters = self._get(block)
-        out[: end - start] = letters[start - origin : end - origin]
+        return letters[start - origin : end - origin]
 
     def _get(self, block: int) -> tuple[int, np.ndarray]:
         found = self._blocks.get(block)

@@ -254,6 +254,8 @@ class KmerTokenizer:
         self.bases_per_token = k
         self.vocab_size = self.first_kmer_id + 4**k
         self._base = NucleotideTokenizer()
+        self.base_table = self._base.table
+        """[256] letter to NucleotideTokenizer's id, the input of encode_bases."""
 
     def encode(self, sequence: Sequence) -> np.ndarray:
         """Ids, int32: ``len // k`` k-mer tokens, then ``len % k`` single-base tokens."""

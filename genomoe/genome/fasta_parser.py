@@ -219,7 +219,9 @@ class _Scanner:
         words = body.split(None, 1)
         name = words[0] if words else ""
         description = words[1].strip() if len(words) > 1 else ""
-        if not name:
+        if "\0" in body:
+            self.say("error", self.line, "no-name", "a header holds a zero byte; this is no text file.")
+        elif not name:
             self.say("error", self.line, "no-name", "a '>' line has no name; give each record one.")
         elif name in self.names:
             self.say(
