@@ -211,6 +211,14 @@ class Encoder:
         return data
 
 
+def weight_table(soft_mask_weight: float) -> np.ndarray:
+    """float32 [256] weight of a letter as a target: 1 for ACGTU, soft_mask_weight for acgtu, 0 for all else."""
+    table = np.zeros(256, dtype=np.float32)
+    table[list(b"ACGTU")] = 1.0
+    table[list(b"acgtu")] = soft_mask_weight
+    return table
+
+
 def _flags(letters: bytes) -> bytes:
     return bytes(int(byte in letters) for byte in range(256))
 

@@ -10,6 +10,7 @@ carries no masking (all of it lower-case, or soft_mask: false) its letters come 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,6 +83,13 @@ class Corpus(Protocol):
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of each source file, by its path: what must not change between a run and its resumption."""
         ...
+
+
+def restricted(corpus: Corpus, segments: Segments) -> Corpus:
+    """The same corpus with windows cut from these segments only (a shallow copy: nothing is read again)."""
+    view = copy.copy(corpus)
+    view.segments = segments
+    return view
 
 
 def locate(contigs: ContigTable, positions: np.ndarray) -> np.ndarray:

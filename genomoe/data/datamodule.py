@@ -16,7 +16,7 @@ import torch.distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from genomoe.data.collate import Batch, RawBatch
-from genomoe.data.corpus import Corpus, Segments
+from genomoe.data.corpus import Corpus, restricted
 from genomoe.data.dataset import StreamingGenomeDataset
 from genomoe.data.open import open_corpus
 from genomoe.data.sampling import SamplingConfig
@@ -167,7 +167,7 @@ class GenomeDataModule(lightning.LightningDataModule):
         self.shard: tuple[int, int] | None = None
         self.train_corpus: Corpus | None = None
         self.val_corpus: Corpus | None = None
-        self.segments: dict[str, Segments] = {}
+        self.test_corpus: Corpus | None = None
         self._train: StreamingGenomeDataset | None = None
         self._pending: dict[str, Any] | None = None
 
@@ -180,14 +180,18 @@ class GenomeDataModule(lightning.LightningDataModule):
         if self.train_corpus is not None:
             return
         if self.corpus_spec is not None:
-            self.train_corpus = self.val_corpus = open_corpus(self.corpus_spec, self.weights)
-            self.segments = split_segments(self.train_corpus, self.split)
-            return
-        self.train_corpus = open_corpus(self.train_paths, self.weights)
-        self.segments = {"train": self.train_corpus.segments}
+            whole = open_corpus(self.corpus_spec, self.weights)
+            parts = split_segments(whole, self.split)
+        else:
+            whole = open_corpus(self.train_paths, self.weights)
+            parts = {"train": whole.segments}
+        self.train_corpus = restricted(whole, parts["train"])
         if self.val_paths:
             self.val_corpus = open_corpus(self.val_paths)
-            self.segments["valid"] = self.val_corpus.segments
+        elif len(parts.get("valid", parts["train"]).starts) and "valid" in parts:
+            self.val_corpus = restricted(whole, parts["valid"])
+        if len(parts.get("test", parts["train"]).starts) and "test" in parts:
+            self.test_corpus = restricted(whole, parts["test"])
 
     @property
     def train_dataset(self) -> StreamingGenomeDataset:
@@ -195,9 +199,7 @@ class GenomeDataModule(lightning.LightningDataModule):
         self.setup()
         if self._train is None:
             assert self.train_corpus is not None
-            self._train = self._dataset(
-                self.train_corpus, self.segments["train"], self.sampling, self.batch_size, pack=self.pack
-            )
+            self._train = self._dataset(self.train_corpus, self.sampling, self.batch_size, pack=self.pack)
             if self._pending is not None:
                 self._train.load_state_dict(self._pending)
                 self._pending = None
@@ -212,23 +214,21 @@ class GenomeDataModule(lightning.LightningDataModule):
 
     def val_dataloader(self) -> BatchLoader | list[Any]:
         """Non-overlapping windows that cover each held-out contig once, plus strand, in genome order."""
-        return self.held_out_loader("valid")
+        self.setup()
+        return self._held_out_loader(self.val_corpus)
 
     def test_dataloader(self) -> BatchLoader | list[Any]:
         """The same for the test split, where data.split has one."""
-        return self.held_out_loader("test")
-
-    def held_out_loader(self, name: str) -> BatchLoader | list[Any]:
-        """Windows of the 'valid' or 'test' split in genome order; an empty list where there is none."""
         self.setup()
-        segments = self.segments.get(name)
-        if segments is None or not len(segments.starts):
+        return self._held_out_loader(self.test_corpus)
+
+    def _held_out_loader(self, corpus: Corpus | None) -> BatchLoader | list[Any]:
+        if corpus is None:
             return []
-        assert self.val_corpus is not None
         config = SamplingConfig(
             window=self.sampling.window, mode="stride", shuffle=False, reverse_complement=0.0, lane_run=1
         )
-        dataset = self._dataset(self.val_corpus, segments, config, self.val_batch_size, pack=False)
+        dataset = self._dataset(corpus, config, self.val_batch_size, pack=False)
         dataset.set_shard(*self._rank())
         dataset.fill_last = dataset.world_size > 1
         return BatchLoader(dataset, num_workers=0, pin_memory=self.pin_memory, advance=False)
@@ -236,13 +236,12 @@ class GenomeDataModule(lightning.LightningDataModule):
     def leaks(self, **options: Any) -> pd.DataFrame:
         """Held-out windows that nearly equal training sequence (see genomoe.data.splits.find_leaks)."""
         self.setup()
-        assert self.train_corpus is not None
-        assert self.val_corpus is not None
-        held_out = self.segments["valid"]
-        return find_leaks(self.train_corpus, self.segments["train"], self.val_corpus, held_out, **options)
+        if self.train_corpus is None or self.val_corpus is None:
+            raise GenoMoEError("Nothing is held out, so there is nothing to compare with the training data.")
+        return find_leaks(self.train_corpus, self.val_corpus, **options)
 
     def _dataset(
-        self, corpus: Corpus, segments: Segments, config: SamplingConfig, batch_size: int, *, pack: bool
+        self, corpus: Corpus, config: SamplingConfig, batch_size: int, *, pack: bool
     ) -> StreamingGenomeDataset:
         return StreamingGenomeDataset(
             corpus,
@@ -253,7 +252,6 @@ class GenomeDataModule(lightning.LightningDataModule):
             soft_mask_weight=self.soft_mask_weight,
             pack=pack,
             pad_to_multiple=self.pad_to_multiple,
-            segments=segments,
         )
 
     def _rank(self) -> tuple[int, int]:

@@ -187,9 +187,7 @@ def _sketch_span(corpus: Corpus, start: int, end: int, k: int, scale: int) -> tu
 
 def find_leaks(
     train: Corpus,
-    train_segments: Segments,
     held_out: Corpus,
-    held_out_segments: Segments,
     *,
     window: int = 1000,
     threshold: float = 0.5,
@@ -206,11 +204,11 @@ def find_leaks(
         raise GenoMoEError(
             f"A window of {window} bases is too short to sample; use at least {4 * scale + k}."
         )
-    hashes, places = _sketch_segments(train, train_segments, k, scale)
+    hashes, places = _sketch_segments(train, k, scale)
     order = np.argsort(hashes, kind="stable")
     hashes, places = hashes[order], places[order]
     rows: list[dict[str, object]] = []
-    for start, end in zip(held_out_segments.starts.tolist(), held_out_segments.ends.tolist(), strict=True):
+    for start, end in _spans(held_out):
         found, at = _sketch_span(held_out, start, end, k, scale)
         if not len(found) or not len(hashes):
             continue
@@ -235,10 +233,13 @@ def find_leaks(
     return pd.DataFrame(rows, columns=[*columns, "train_source", "train_contig", "train_position"])
 
 
-def _sketch_segments(corpus: Corpus, segments: Segments, k: int, scale: int) -> tuple[np.ndarray, np.ndarray]:
+def _spans(corpus: Corpus) -> list[tuple[int, int]]:
+    return list(zip(corpus.segments.starts.tolist(), corpus.segments.ends.tolist(), strict=True))
+
+
+def _sketch_segments(corpus: Corpus, k: int, scale: int) -> tuple[np.ndarray, np.ndarray]:
     parts: Sequence[tuple[np.ndarray, np.ndarray]] = [
-        _sketch_span(corpus, start, end, k, scale)
-        for start, end in zip(segments.starts.tolist(), segments.ends.tolist(), strict=True)
+        _sketch_span(corpus, start, end, k, scale) for start, end in _spans(corpus)
     ]
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
