@@ -83,6 +83,7 @@ class CausalModule(lightning.LightningModule):
         loss, output = self.losses(batch)
         router = router_losses(output.routing)
         config = self.model.config
+        self.tokens_seen += batch.num_tokens
         self._last = {"batch": batch, "loss": loss, "router": router, "routing": output.routing}
         return loss.loss + config.aux_loss_coef * router["balance"] + config.z_loss_coef * router["z"]
 
@@ -114,10 +115,12 @@ class CausalModule(lightning.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the global norm; stop if it is not finite, before the update spoils the weights."""
-        limit = self.gradient_clip if self.gradient_clip > 0 else float("inf")
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if not torch.isfinite(norm):
             raise NonFiniteError(self._describe_non_finite())
+        if self.gradient_clip > 0:
+            nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip, norm)
         self._last["grad_norm"] = norm
 
     # ---- metrics -----------------------------------------------------------------------------------------
@@ -127,8 +130,7 @@ class CausalModule(lightning.LightningModule):
         self._clock = (time.perf_counter(), self.tokens_seen)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_index: int) -> None:
-        """Count tokens; every `log_every_n_steps` updates, log a row."""
-        self.tokens_seen += batch.tokens.numel()
+        """Every `log_every_n_steps` updates, log a row."""
         step, every = self.trainer.global_step, self.trainer.log_every_n_steps
         stepped = (batch_index + 1) % self.trainer.accumulate_grad_batches == 0
         if stepped and (step % every == 0 or step == self.trainer.max_steps):
@@ -206,7 +208,13 @@ def first_non_finite(model: nn.Module, compute: Any) -> str:
             handle.remove()
     if found:
         return f"the output of {found[0]}"
-    return "the loss" if not torch.isfinite(loss) else "the backward pass"
+    if not torch.isfinite(loss):
+        return "the loss"
+    # The backward pass runs from the last parameter to the first, and what follows the culprit is spoilt too.
+    for name, parameter in reversed(list(model.named_parameters())):
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return f"the gradient of {name}"
+    return "the sum of the squared gradients, which overflows"
 
 
 def _floats(value: Any) -> Any:

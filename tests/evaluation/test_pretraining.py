@@ -1,0 +1,134 @@
+"""The evaluation of a run: windows cover every base once, equal a plain forward pass, and the report adds up."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from genomoe import cli
+from genomoe.evaluation.likelihood import base_bits, token_bits
+from genomoe.evaluation.pretraining import evaluate_run
+from genomoe.genome.alphabet import make_tokenizer
+from genomoe.genome.errors import GenoMoEError
+from genomoe.model.config import ModelConfig
+from genomoe.model.transformer import GenoMoEModel
+from genomoe.training.compose import compose_config
+from genomoe.training.run import pretrain
+
+
+@pytest.fixture(scope="module")
+def model() -> GenoMoEModel:
+    torch.manual_seed(0)
+    config = ModelConfig.preset("tiny", num_layers=2, hidden_size=32, head_size=8, expert_size=16, initializer_std=0.3)
+    return GenoMoEModel(config).eval()
+
+
+def plain_bits(model: GenoMoEModel, tokens: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        log_p = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].double().log_softmax(-1)
+    return np.array([-log_p[i - 1, token] / np.log(2) for i, token in enumerate(tokens) if i])
+
+
+@pytest.mark.parametrize("length", [2, 3, 15, 16, 17, 31, 64, 100])
+@pytest.mark.parametrize("stride", [1, 7, 8, 15])
+def test_windows_score_every_token_once_with_enough_before_it(model: GenoMoEModel, length: int, stride: int) -> None:
+    context = 16
+    tokens = np.random.default_rng(length).integers(4, 8, length)
+    bits = token_bits(model, tokens, context=context, stride=stride, batch_tokens=64)
+    assert np.isnan(bits[0])
+    assert np.isfinite(bits[1:]).all()
+    np.testing.assert_allclose(bits[1:context], plain_bits(model, tokens[:context]), rtol=1e-4, atol=1e-5)
+    if length >= context:  # the last token is scored in the last window
+        np.testing.assert_allclose(bits[-1], plain_bits(model, tokens[-context:])[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sequence_of_one_base_has_no_score(model: GenoMoEModel) -> None:
+    assert np.isnan(token_bits(model, np.array([4]), context=16, stride=8)).all()
+
+
+@pytest.mark.parametrize("stride", [0, 16, 99])
+def test_a_stride_that_leaves_gaps_is_refused(model: GenoMoEModel, stride: int) -> None:
+    with pytest.raises(ValueError, match="from 1 to the context less one, 15"):
+        token_bits(model, np.arange(4, 8), context=16, stride=stride)
+
+
+def test_bits_of_a_k_mer_are_spread_over_its_bases() -> None:
+    tokenizer = make_tokenizer("kmer3")
+    config = ModelConfig.preset("tiny", num_layers=1, vocab_size=tokenizer.vocab_size)
+    letters = np.frombuffer(b"ACGTTGCAACG" * 3, np.uint8)  # 33 bases, 11 tokens
+    bits = base_bits(GenoMoEModel(config).eval(), tokenizer, letters, context=8, stride=4)
+    assert bits.shape == letters.shape
+    assert np.isnan(bits[:3]).all()
+    assert (bits[3:].reshape(-1, 3) == bits[3::3, None]).all()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    rng = np.random.default_rng(0)
+    (folder / "train.fa").write_text(">t\n" + "".join(rng.choice(list("ACGT"), 4000)) + "\n")
+    (folder / "val.fa").write_text(">v1\nACGTNNACG" + "acgtt" * 40 + "\n>v2\n" + "GATTACA" * 30 + "\n")
+    overrides = [
+        "debug=fast",
+        "data=fasta",
+        f"data.train={folder / 'train.fa'}",
+        f"data.val={folder / 'val.fa'}",
+        "data.context_length=32",
+        f"paths.run_dir={folder / 'run'}",
+    ]
+    return pretrain(compose_config("pretrain", overrides)).run.path
+
+
+def test_report_scores_the_same_bases_for_all(run_dir: Path) -> None:
+    report = evaluate_run(run_dir)
+    assert report.contigs == {"v1": 209, "v2": 210}
+    assert {score.bases for score in report.scores.values()} == {209 + 210 - 2 - 2}  # not the 2 N, nor the first bases
+    assert report.scores["uniform"].bits_per_base == 2.0
+    assert report.stride == 16
+    table = report.table()
+    assert list(table.columns) == ["model", "bits_per_base", "bits_per_base_weighted", "bases"]
+    assert table["bits_per_base"].is_monotonic_increasing
+    lengths = {"v1": 206, "v2": 209}
+    mean = sum(report.per_contig[name] * n for name, n in lengths.items()) / sum(lengths.values())
+    assert mean == pytest.approx(report.scores["model"].bits_per_base)
+
+
+def test_evaluate_command_prints_json_and_draws(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", str(run_dir), "--json", "--stride", "8", "--device", "cpu"])
+    assert not exit_info.value.code
+    out, _ = capsys.readouterr()
+    figures = json.loads(out)
+    assert figures["stride"] == 8
+    assert set(figures["baselines"]) == {"markov", "markov_low", "composition", "uniform"}
+    assert figures["model"]["bits_per_base"] > 0
+    assert json.loads((run_dir / "report" / "evaluation.json").read_text()) == figures
+    assert len(pd.read_csv(run_dir / "report" / "evaluation.csv")) == 5
+    assert (run_dir / "report" / "loss_curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_without_held_out_contigs_says_so(run_dir: Path, tmp_path: Path) -> None:
+    overrides = ["debug=fast", "data=fasta", f"data.train={run_dir.parent / 'train.fa'}", "data.context_length=32"]
+    run = pretrain(compose_config("pretrain", [*overrides, f"paths.run_dir={tmp_path / 'run'}"])).run
+    with pytest.raises(GenoMoEError, match="holds no contig out"):
+        evaluate_run(run.path)
+
+
+def test_an_unfinished_run_says_so(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text((run_dir / "config.yaml").read_text())
+    with pytest.raises(FileNotFoundError, match="no finished model"):
+        evaluate_run(tmp_path)
+
+
+def test_a_run_config_cannot_name_code_to_run(run_dir: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(run_dir, tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("genomoe.data.datamodule.GenomeDataModule", "os.system"))
+    with pytest.raises(GenoMoEError, match="must be a class of genomoe.data"):
+        evaluate_run(tmp_path / "run")
