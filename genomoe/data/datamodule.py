@@ -138,6 +138,8 @@ class GenomeDataModule(lightning.LightningDataModule):
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise GenoMoEError(f"data.{name} must be an integer of at least {least}, got {value!r}.")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise GenoMoEError(f"data.seed must be an integer, got {seed!r}.")
         if not 0 <= soft_mask_weight <= 1:
             raise GenoMoEError(f"data.soft_mask_weight must lie in [0, 1], got {soft_mask_weight}.")
         if (corpus is None) == (not train):
@@ -185,13 +187,10 @@ class GenomeDataModule(lightning.LightningDataModule):
         else:
             whole = open_corpus(self.train_paths, self.weights)
             parts = {"train": whole.segments}
-        self.train_corpus = restricted(whole, parts["train"])
-        if self.val_paths:
-            self.val_corpus = open_corpus(self.val_paths)
-        elif len(parts.get("valid", parts["train"]).starts) and "valid" in parts:
-            self.val_corpus = restricted(whole, parts["valid"])
-        if len(parts.get("test", parts["train"]).starts) and "test" in parts:
-            self.test_corpus = restricted(whole, parts["test"])
+        views = {name: restricted(whole, part) for name, part in parts.items() if len(part.starts)}
+        self.train_corpus = views["train"]
+        self.val_corpus = open_corpus(self.val_paths) if self.val_paths else views.get("valid")
+        self.test_corpus = views.get("test")
 
     @property
     def train_dataset(self) -> StreamingGenomeDataset:
