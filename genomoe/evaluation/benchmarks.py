@@ -140,7 +140,7 @@ def load_proteingym(path: str | Path) -> LabelledSet:
     if not letters <= set("ACGTUN"):
         odd = "".join(sorted(letters - set("ACGTUN")))
         raise GenoMoEError(
-            f"{path}: mutated_sequence holds {odd}, so these are protein sequences; GenoMoE reads DNA: give the "
+            f"{path}: mutated_sequence holds {odd}, so these are protein sequences; give the "
             "coding sequences."
         )
     table = pd.DataFrame({"sequence": frame["mutated_sequence"], "label": frame["DMS_score"].astype(float)})
