@@ -49,7 +49,9 @@ def _options(
 @app.command()
 def pretrain(
     overrides: Overrides = None,
-    show_config: Annotated[bool, typer.Option("--show-config", help="Print the configuration and stop.")] = False,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the configuration and stop.")
+    ] = False,
 ) -> None:
     """Pretrain a model; without overrides a small one on three yeast chromosomes, on the CPU, in minutes.
 
@@ -83,7 +85,9 @@ def evaluate(
 def plan(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
-    memory: Annotated[float | None, typer.Option(help="Memory of the device, GiB [default: this machine's]")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Memory of the device, GiB [default: this machine's]")
+    ] = None,
 ) -> None:
     """Parameters, FLOPs and predicted memory of a configuration, without training it.
 
@@ -105,6 +109,223 @@ def doctor(
     from genomoe.commands.doctor import run
 
     run(as_json=as_json)
+
+
+Model = Annotated[
+    Path, typer.Option("--model", "-m", help="A run, its model/ folder, or a Hugging Face Mixtral folder.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32 or bfloat16 [default: float32 on a CPU, else as saved].")
+]
+ReferenceFile = Annotated[
+    Path,
+    typer.Option("--reference", "-r", help="FASTA (plain or compressed) or GenBank; bundled:... also works."),
+]
+Window = Annotated[
+    int | None, typer.Option(help="Bases the model reads around a variant [default: 512 or the context].")
+]
+Score = Annotated[str, typer.Option(help="llr, marginal, embedding or jsd; README gives formulas and signs.")]
+Strands = Annotated[str, typer.Option(help="both (mean of the two strands) or fwd.")]
+Downstream = Annotated[
+    int | None,
+    typer.Option(
+        help="Only so many bases from the first difference on count [default: to the window's end]."
+    ),
+]
+
+
+@app.command()
+def score(
+    variants: Annotated[Path, typer.Argument(help="VCF or BCF (plain, gzip, bgzip), TSV, CSV or Parquet.")],
+    reference: ReferenceFile,
+    model: Model,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Ends in .vcf.gz, .vcf, .tsv, .tsv.gz or .parquet.")
+    ],
+    score: Score = "llr",
+    window: Window = None,
+    window_mode: Annotated[
+        str, typer.Option(help="centred, or block: neighbours share a window, faster.")
+    ] = "centred",
+    strands: Strands = "both",
+    downstream: Downstream = None,
+    ref_mismatch: Annotated[str, typer.Option(help="error, skip or substitute.")] = "error",
+    unknown_contig: Annotated[str, typer.Option(help="error or skip.")] = "error",
+    contig_alias: Annotated[
+        list[str] | None,
+        typer.Option(help="FILE_NAME=REFERENCE_NAME, several times, or a two-column TSV file."),
+    ] = None,
+    info_key: Annotated[
+        str, typer.Option(help="Name of the INFO field, in lower case of the column.")
+    ] = "GENOMOE",
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a batch [default: by the device].")
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget an unfinished run of this output.")
+    ] = False,
+) -> None:
+    """Score every ALT of a variant file; a killed run goes on where it stopped.
+
+    Example: genomoe score in.vcf.gz --reference ref.fa --model runs/yeast --out scored.vcf.gz
+    """
+    from genomoe.commands.score import run
+
+    run(
+        variants,
+        reference=reference,
+        model=model,
+        out=out,
+        contig_alias=contig_alias or [],
+        info_key=info_key,
+        device=device,
+        dtype=dtype,
+        restart=restart,
+        window=window,
+        score=score,
+        window_mode=window_mode,
+        strands=strands,
+        downstream=downstream,
+        ref_mismatch=ref_mismatch,
+        unknown_contig=unknown_contig,
+        batch_tokens=batch_tokens,
+    )
+
+
+@app.command()
+def embed(
+    sequences: Annotated[
+        Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")
+    ],
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .npz, .parquet or .tsv.")],
+    layer: Annotated[
+        int, typer.Option(help="-1: last, after its norm; 0: the embedding; n: after layer n.")
+    ] = -1,
+    pool: Annotated[str, typer.Option(help="mean, max, last, or none (only .npz).")] = "mean",
+    strands: Strands = "fwd",
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """A vector for each sequence.
+
+    Example: genomoe embed promoters.fa --model runs/yeast --out promoters.npz
+    """
+    from genomoe.commands.embed import run
+
+    run(sequences, model=model, out=out, layer=layer, pool=pool, strands=strands, device=device, dtype=dtype)
+
+
+@app.command()
+def mutagenesis(
+    interval: Annotated[str, typer.Argument(help="CONTIG:START-END, 1-based, inclusive.")],
+    reference: ReferenceFile,
+    model: Model,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet; .png draws the map.")
+    ],
+    score: Score = "llr",
+    window: Window = None,
+    window_mode: Annotated[str, typer.Option(help="block or centred.")] = "block",
+    strands: Strands = "both",
+    downstream: Downstream = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Score every single-base change of an interval.
+
+    Example: genomoe mutagenesis chrI:1,001-1,200 --reference ref.fa --model runs/yeast --out map.tsv
+    """
+    from genomoe.commands.mutagenesis import run
+
+    run(
+        interval,
+        reference=reference,
+        model=model,
+        out=out,
+        device=device,
+        dtype=dtype,
+        score=score,
+        window=window,
+        window_mode=window_mode,
+        strands=strands,
+        downstream=downstream,
+    )
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        str, typer.Argument(help="Bases to go on from, or a FASTA file whose records are prompts.")
+    ],
+    model: Model,
+    n: Annotated[int, typer.Option("-n", "--tokens", help="Tokens to add.")] = 100,
+    samples: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest base.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens of this total probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A FASTA file [default: stdout].")] = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Sample sequences that go on from a prompt.
+
+    Example: genomoe generate ACGTTGCA --model runs/yeast -n 200 --samples 5 --temperature 0.8
+    """
+    from genomoe.commands.generate import run
+
+    run(
+        prompt,
+        model=model,
+        out=out,
+        device=device,
+        dtype=dtype,
+        n=n,
+        samples=samples,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+
+
+@app.command()
+def routing(
+    sequences: Annotated[
+        Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")
+    ],
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet.")],
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Which experts every base went to, layer by layer.
+
+    Example: genomoe routing promoters.fa --model runs/yeast --out routing.parquet
+    """
+    from genomoe.commands.routing import run
+
+    run(sequences, model=model, out=out, device=device, dtype=dtype)
+
+
+@app.command()
+def finetune(
+    overrides: Overrides = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the configuration and stop.")
+    ] = False,
+) -> None:
+    """Fine-tune a pretrained model on a labelled task, several seeds, and report beside baselines.
+
+    Example: genomoe finetune task=sortseq model=runs/yeast seeds=[1,2,3]
+    """
+    from genomoe.commands.finetune import run
+
+    run(overrides or [], show_config=show_config)
 
 
 def main(arguments: list[str] | None = None) -> None:

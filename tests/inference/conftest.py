@@ -1,34 +1,13 @@
-"""A tiny model with weights large enough that scores differ, and a two-contig genome."""
+"""A tiny predictor and a two-contig genome."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from tiny_models import tiny_model
 
 from genomoe.genome.alphabet import NucleotideTokenizer
 from genomoe.inference.predictor import Predictor
-from genomoe.model.config import ModelConfig
-from genomoe.model.transformer import GenoMoEModel
-
-TINY = {
-    "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_size": 8,
-    "expert_size": 48,
-    "num_experts": 4,
-    "top_k": 2,
-    "max_context": 512,
-    "initializer_std": 0.15,
-}
-
-
-def tiny_model(**changes) -> GenoMoEModel:
-    with torch.random.fork_rng():
-        torch.manual_seed(11)
-        return GenoMoEModel(ModelConfig(**(TINY | changes))).eval()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
+from tiny_models import tiny_model
 
 from genomoe.inference.engine import SCORES, Pair, PairScorer
 
