@@ -16,7 +16,7 @@ from genomoe.training.run_directory import environment
 
 OPTIONAL = {
     "matplotlib": "plots: pip install 'genomoe[plot]'",
-    "tensorboard": "logger=tensorboard: pip install tensorboard",
+    "tensorboard": "logger=tensorboard: pip install 'genomoe[tensorboard]'",
     "transformers": "Hugging Face checks: pip install 'genomoe[hf]'",
     "peft": "LoRA fine-tuning: pip install 'genomoe[lora]'",
     "triton": "fused kernels on NVIDIA GPUs",

@@ -130,5 +130,5 @@ def test_a_run_config_cannot_name_code_to_run(run_dir: Path, tmp_path: Path) -> 
     shutil.copytree(run_dir, tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace("genomoe.data.datamodule.GenomeDataModule", "os.system"))
-    with pytest.raises(GenoMoEError, match="must be a class of genomoe.data"):
+    with pytest.raises(GenoMoEError, match="must be a class of genomoe"):
         evaluate_run(tmp_path / "run")

@@ -1,6 +1,7 @@
 """Decay groups, schedule and precision settings."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def test_schedule_warms_up_holds_and_decays_to_its_end() -> None:
     factors = [learning_rate_factor(step, 100, config) for step in range(100)]
     assert 0 < factors[0] < factors[5] < factors[9] < 1
     assert factors[10:30] == [1.0] * 20
-    assert all(a > b for a, b in zip(factors[29:], factors[30:], strict=False))
+    assert all(a > b for a, b in pairwise(factors[29:]))
     assert factors[-1] == pytest.approx(0.1)
     cosine = OptimConfig(warmup_fraction=0.0, final_fraction=0.0)
     assert learning_rate_factor(49, 100, cosine) == pytest.approx(0.5 * (1 + math.cos(math.pi / 2)))

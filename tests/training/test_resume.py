@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(torch, "save", full)
     for target in (path, checkpoint_path(tmp_path, 2)):
-        with pytest.raises(CheckpointError, match="No space left on device.*earlier ones are intact"):
+        with pytest.raises(CheckpointError, match=r"No space left on device.*earlier ones are intact"):
             files.save_checkpoint({"x": torch.zeros(3)}, target)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.ckpt"]
