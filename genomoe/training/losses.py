@@ -6,10 +6,10 @@ Axes: T tokens, D model, V vocabulary.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from genomoe.ops.loss import linear_cross_entropy
 
 NATS_PER_BIT = 0.6931471805599453
 
@@ -39,32 +39,17 @@ def next_token_loss(
 ) -> LossOutput:
     """Weighted mean cross-entropy of `hidden @ lm_head_weight.T` against `labels`.
 
-    Logits are made in the dtype of `hidden` and normalised in float32. With `chunk`, that many tokens at a
-    time are projected and the backward pass projects them again, so that the peak is chunk x V floats. A
-    label whose weight is 0 may be any valid id.
+    The work is `genomoe.ops.loss.linear_cross_entropy`: `chunk` tokens are projected at a time (None: as many as
+    fit its bound), softmax and sums are float32, and the backward pass can run once. A label whose weight is 0
+    may be any valid id.
     """
-    hidden_TD, labels_T, weights_T = hidden.flatten(0, -2), labels.flatten(), weights.flatten().float()
-    sums = torch.zeros(2, device=hidden.device, dtype=torch.float32)
-    chunk = chunk or hidden_TD.shape[0]
-    for start in range(0, hidden_TD.shape[0], chunk):
-        part = slice(start, start + chunk)
-        arguments = (hidden_TD[part], lm_head_weight, labels_T[part], weights_T[part])
-        if chunk < hidden_TD.shape[0] and torch.is_grad_enabled():
-            sums = sums + checkpoint(_sums, *arguments, use_reentrant=False)
-        else:
-            sums = sums + _sums(*arguments)
+    weights_T = weights.flatten().float()
+    sums = linear_cross_entropy(hidden.flatten(0, -2), lm_head_weight, labels.flatten(), weights_T, chunk=chunk)
     weight_sum = weights_T.sum()
-    loss = sums[0] / weight_sum.clamp_min(torch.finfo(torch.float32).tiny)
     return LossOutput(
-        loss=loss,
-        weighted_nats_sum=sums[0].detach(),
+        loss=sums.weighted_nats / weight_sum.clamp_min(torch.finfo(torch.float32).tiny),
+        weighted_nats_sum=sums.weighted_nats.detach(),
         weight_sum=weight_sum,
-        nats_sum=sums[1].detach(),
+        nats_sum=sums.nats.detach(),
         count=(weights_T > 0).sum().float(),
     )
-
-
-def _sums(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, weights_T: Tensor) -> Tensor:
-    logits_TV = (hidden_TD @ weight_VD.to(hidden_TD.dtype).T).float()
-    nats_T = F.cross_entropy(logits_TV, labels_T, reduction="none")
-    return torch.stack([(nats_T * weights_T).sum(), nats_T.detach()[weights_T > 0].sum()])

@@ -30,8 +30,7 @@ CASES = [(group, name) for group in (*PRETRAIN_GROUPS, "experiment", "debug") fo
 def test_every_choice_composes_and_is_accepted(group: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     overrides = [f"{group}={name}"]
-    if (group, name) == ("data", "fasta"):
-        overrides.append("data.train=some.fa")
+    overrides += {"fasta": ["data.train=some.fa"], "corpus": ["data.corpus=some.zarr"]}.get(name, [])
     config = compose_config("pretrain", overrides)
     assert OmegaConf.is_struct(config)
     TrainerConfig.from_config(config.trainer, where="trainer")
