@@ -1,0 +1,74 @@
+"""`genomoe bench`: measurements that print a table and write the JSON which documents quote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+STEP_COLUMNS = (
+    "case", "implementation", "precision", "save", "activation", "tokens_per_s", "mfu", "peak_gib",
+    "predicted_peak_gib", "saved_bytes_per_token_layer", "error",
+)  # fmt: skip
+
+
+def run_steps(
+    which: str, *, out: Path | None, only: Sequence[str], time_budget: float | None, device: str, list_only: bool
+) -> None:
+    """Measure whole training steps: `which` is "step" or "context"."""
+    from genomoe.bench.context import context_cases
+    from genomoe.bench.step import run_cases, step_cases
+
+    cases = {"step": step_cases, "context": context_cases}[which]()
+    if list_only:
+        for case in cases:
+            print(case.name)
+        return
+    device = _cuda_or_error(device)
+    console = Console(stderr=True)
+
+    def report(rows: list[dict[str, Any]]) -> None:
+        if out is not None:
+            _write(out, rows)
+        last = rows[-1]
+        figures = {name: last[name] for name in STEP_COLUMNS if last.get(name) is not None}
+        console.print(" ".join(f"{name}={value}" for name, value in figures.items()), highlight=False)
+
+    rows = run_cases(cases, device=device, only=only, time_budget=time_budget, report=report)
+    Console(width=200).print(rows_table(rows, STEP_COLUMNS, f"genomoe bench {which}"))
+    if out is not None:
+        console.print(f"written: {out}")
+
+
+def rows_table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str) -> Table:
+    """Rows as a table of the named columns, those left out that no row has."""
+    table = Table(title=title)
+    used = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    for name in used:
+        table.add_column(name, justify="right" if isinstance(_first(rows, name), int | float) else "left")
+    for row in rows:
+        table.add_row(*("" if row.get(name) is None else str(row[name]) for name in used))
+    return table
+
+
+def _first(rows: Sequence[dict[str, Any]], name: str) -> object:
+    return next(row[name] for row in rows if row.get(name) is not None)
+
+
+def _cuda_or_error(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        raise ValueError("these measurements need a CUDA device, and this machine has none that PyTorch can use")
+    return device
+
+
+def _write(out: Path, rows: list[dict[str, Any]]) -> None:
+    from genomoe.bench.report import write_result
+
+    write_result(out, rows)
