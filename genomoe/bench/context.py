@@ -9,7 +9,7 @@ from genomoe.bench.step import StepCase
 from genomoe.model import ModelConfig
 
 K = 1024
-CHUNK = 64 * K
+CHUNK = 32 * K
 
 
 def context_cases() -> list[StepCase]:
@@ -44,7 +44,7 @@ def context_cases() -> list[StepCase]:
         one(128 * K, "hf-grouped_mm", "layer", 14),
         one(256 * K, "genomoe-fused", "mlp", 16),
         one(4096 * K, "genomoe-fused", "layer+mxfp8+offload", 110, model=windowed),
-        one(512 * K, "genomoe-fused", "layer+attention+mxfp8", 65),
+        one(512 * K, "genomoe-fused", "layer+attention+mxfp8+offload", 70),
         one(512 * K, "hf-grouped_mm", "layer", 85),
         one(256 * K, "hf-grouped_mm", "layer", 25),
         one(1024 * K, "genomoe-fused", "layer+mxfp8", 290),

@@ -23,6 +23,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from genomoe.ops.attention_long import CUDNN, FLASH, Masking, attention_by_groups, is_large
+
 BACKENDS = ("auto", "reference", "sdpa", "varlen", "te")
 
 
@@ -131,6 +133,9 @@ def _reference(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, win
 def _sdpa(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, window: int | None) -> Tensor:
     if window is not None:
         return _sdpa_banded(q_BSHC, k_BSGC, v_BSGC, window)
+    if is_large(q_BSHC) and q_BSHC.dtype == torch.bfloat16:
+        masking = Masking(cu_seqlens=None, max_seqlen=q_BSHC.shape[1], causal=causal, window=None)
+        return attention_by_groups(q_BSHC, k_BSGC, v_BSGC, masking, CUDNN)
     return _sdpa_call(q_BSHC, k_BSGC, v_BSGC, causal, None)
 
 
@@ -189,43 +194,23 @@ def _varlen(
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     elif max_seqlen is None:
         max_seqlen = int(cu_seqlens.diff().max())
-    out = _FlashVarlen.apply(q, k, v, cu_seqlens, max_seqlen, causal, window)
+    masking = Masking(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen or 1, causal=causal, window=window)
+    out = attention_by_groups(q, k, v, masking, FLASH) if is_large(q) else _FlashVarlen.apply(q, k, v, masking)
     return out if fixed_shape is None else out.view(fixed_shape)
 
 
 class _FlashVarlen(torch.autograd.Function):
-    """PyTorch's own flash kernel, called directly because its public wrapper has no window in torch 2.11."""
-
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        causal: bool,
-        window: int | None,
-    ) -> Tensor:
-        left = -1 if window is None else window - 1
-        right = 0 if causal else -1
-        out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, causal, False,
-            window_size_left=left, window_size_right=right,
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, lse, rng, unused, cu_seqlens)
-        ctx.args = (max_seqlen, causal, left, right)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, masking: Masking) -> Tensor:
+        out, kept = FLASH.forward(q, k, v, masking)
+        ctx.save_for_backward(q, k, v, out, *kept)
+        ctx.masking = masking
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, rng, unused, cu_seqlens = ctx.saved_tensors
-        max_seqlen, causal, left, right = ctx.args
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grads[0].contiguous(), q, k, v, out, lse, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, causal,
-            rng, unused, window_size_left=left, window_size_right=right,
-        )  # fmt: skip
-        return dq, dk, dv, None, None, None, None
+        q, k, v, out, *kept = ctx.saved_tensors
+        return *FLASH.backward(grads[0].contiguous(), q, k, v, out, tuple(kept), ctx.masking), None
 
 
 def transformer_engine_missing() -> str | None:

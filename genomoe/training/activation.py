@@ -11,6 +11,7 @@ A policy is a base and, for `layer`, modifiers:
 |                            |                                       | grows with the context                         |
 | `...+mxfp8` (with `layer`) | the input in 8 bits (MXFP8)           | as above, from the rounded input               |
 | `...+offload` (likewise)   | the input in pinned host memory       | as above; copies overlap the computation       |
+| `...+mxfp8+offload`        | the input in 8 bits in host memory    | as `mxfp8`                                     |
 
 The choice of experts is always kept (one byte or two per choice) and never made again. Gradients equal those of
 `none` bit by bit, but for `mxfp8`, whose layers recompute from an input rounded to 3 bits of mantissa.
@@ -40,7 +41,8 @@ from genomoe.ops.recipe import get_recipe
 
 POLICIES = (
     "none", "mlp", "layer", "layer+mxfp8", "layer+offload",
-    "layer+attention", "layer+attention+mxfp8", "layer+attention+offload",
+    "layer+mxfp8+offload", "layer+attention", "layer+attention+mxfp8", "layer+attention+offload",
+    "layer+attention+mxfp8+offload",
 )  # fmt: skip
 """Names in rising order of memory saved within each kind."""
 
@@ -56,7 +58,7 @@ class ActivationPolicy:
     attention: bool = False
     """Keep the attention output."""
     store: str = "plain"
-    """How a layer's input is kept: plain, mxfp8 or offload."""
+    """How a layer's input is kept: plain, mxfp8, offload or mxfp8+offload."""
 
     @classmethod
     def parse(cls, name: str) -> ActivationPolicy:
@@ -68,7 +70,7 @@ class ActivationPolicy:
         if name not in POLICIES:
             raise ValueError(f"there is no activation policy {name!r}; policies: {', '.join(POLICIES)}")
         base, *modifiers = name.split("+")
-        store = next((modifier for modifier in modifiers if modifier != "attention"), "plain")
+        store = "+".join(modifier for modifier in modifiers if modifier != "attention") or "plain"
         return cls(base=base, attention="attention" in modifiers, store=store)
 
 
@@ -189,29 +191,38 @@ def _is_stream(tensor: Tensor) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Quantized:
-    parts: list[MXFP8]
+class Quantized:
+    """A [T, D] tensor in MXFP8, rows in blocks; or where its two parts were put."""
+
+    elements: Any
+    """float8_e4m3fn [T, D], or `Offloaded`."""
+    scales: Any
+    """uint8 [T, D/32], or `Offloaded`."""
     dtype: torch.dtype
 
 
-def _pack_mxfp8(tensor: Tensor) -> Tensor | _Quantized:
+def _pack_mxfp8(tensor: Tensor) -> Tensor | Quantized:
     if not _is_stream(tensor):
         return tensor.detach()
-    return _Quantized([quantize_mxfp8(rows) for rows in tensor.detach().split(_ROWS)], tensor.dtype)
+    T, D = tensor.shape
+    elements = torch.empty(T, D, dtype=torch.float8_e4m3fn, device=tensor.device)
+    scales = torch.empty(T, D // BLOCK, dtype=torch.uint8, device=tensor.device)
+    for rows in _blocks(T):
+        elements[rows], scales[rows] = quantize_mxfp8(tensor.detach()[rows])
+    return Quantized(elements, scales, tensor.dtype)
 
 
-def _unpack_mxfp8(kept: Tensor | _Quantized) -> Tensor:
+def _unpack_mxfp8(kept: Tensor | Quantized) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
-    rows = sum(part.elements.shape[0] for part in kept.parts)
-    first = kept.parts[0].elements
-    out = torch.empty(rows, first.shape[1], dtype=kept.dtype, device=first.device)
-    start = 0
-    for part in kept.parts:
-        stop = start + part.elements.shape[0]
-        out[start:stop] = dequantize_mxfp8(part, kept.dtype)
-        start = stop
+    out = torch.empty(kept.elements.shape, dtype=kept.dtype, device=kept.elements.device)
+    for rows in _blocks(out.shape[0]):
+        out[rows] = dequantize_mxfp8(MXFP8(kept.elements[rows], kept.scales[rows]), kept.dtype)
     return out
+
+
+def _blocks(rows: int) -> list[slice]:
+    return [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
 
 
 class Offloaded:
@@ -270,6 +281,21 @@ def _unpack_offload(kept: Tensor | Offloaded) -> Tensor:
     return kept if isinstance(kept, Tensor) else kept.fetch()
 
 
+def _pack_mxfp8_offload(tensor: Tensor) -> Tensor | Quantized:
+    packed = _pack_mxfp8(tensor)
+    if isinstance(packed, Tensor) or not packed.elements.is_cuda:
+        return packed
+    return Quantized(Offloaded(packed.elements), Offloaded(packed.scales), packed.dtype)
+
+
+def _unpack_mxfp8_offload(kept: Tensor | Quantized) -> Tensor:
+    if isinstance(kept, Tensor) or isinstance(kept.elements, Tensor):
+        return _unpack_mxfp8(kept)
+    # the scales were packed last, so the elements are already on their way when the scales are here
+    scales = kept.scales.fetch()
+    return _unpack_mxfp8(Quantized(kept.elements.fetch(), scales, kept.dtype))
+
+
 def _keep(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -278,4 +304,5 @@ _STORES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "plain": (_keep, _keep),
     "mxfp8": (_pack_mxfp8, _unpack_mxfp8),
     "offload": (_pack_offload, _unpack_offload),
+    "mxfp8+offload": (_pack_mxfp8_offload, _unpack_mxfp8_offload),
 }

@@ -1,46 +1,338 @@
-"""What a configuration costs before it is run: parameters, FLOPs, memory by part. First order, one device.
+"""What a configuration costs before it is run: parameters, FLOPs, memory by part, step time, longest context. One device.
 
-Axes: T tokens of a step on one device, D hidden size, L layers, E experts, K choices, I expert width.
+Axis legend: T tokens of a step on one device, D hidden size, L layers, H query heads, G key/value heads, C head size,
+E experts, K choices, I expert width, V vocabulary.
+
+Memory is counted from what the operations allocate (see `genomoe.ops` and `genomoe.training.activation`), at the three
+moments where a step can peak:
+
+* `loss`: all saved activations, and the head;
+* `last layer`: the first to go backward: all saved activations, and one layer's transients and gradients;
+* `first layer`: the last to go backward: all gradients, and one layer's activations and transients.
+
+Step time is a roofline: products at `product_efficiency` of the device's peak, attention at `attention_efficiency`,
+pointwise passes and the optimizer at the memory's bandwidth, nothing overlapped.
 """
 
-import dataclasses
-from collections.abc import Mapping
+from __future__ import annotations
 
-from genomoe.model.config import ModelConfig
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from genomoe.model.config import ModelConfig, mean_visible_keys
 from genomoe.model.kernels import KernelOptions
+from genomoe.ops.attention_long import LARGEST
+from genomoe.ops.loss import LOGITS_AT_ONCE
+from genomoe.training.activation import POLICIES, ActivationPolicy
+from genomoe.training.options import ConfigError, nearest
 from genomoe.training.precision import PrecisionConfig
 
+GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
+MX = 33 / 32
+"""Bytes per value in MXFP8: one, and a scale for every 32."""
+TILE = 128
+"""Rows to which the fused experts pad each expert's tokens."""
+ALLOCATOR_SLACK = 0.02
+"""Share of a device's memory that blocks of unequal size leave unusable, beside the context's own `CONTEXT_BYTES`."""
+CONTEXT_BYTES = GIB
+"""CUDA context, library handles and workspaces."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """Memory and peak rates of a device; dense, no sparsity."""
+
+    name: str
+    memory_bytes: float
+    bf16_flops: float
+    """Peak of bfloat16 products, FLOP/s."""
+    fp8_flops: float
+    """Peak of 8-bit products, FLOP/s; that of bfloat16 where there are none."""
+    bandwidth: float
+    """Bytes/s of a copy (read and written bytes both counted)."""
+    product_efficiency: float = 0.72
+    """Part of the peak that the grouped products and the passes around them reach (560 of 767 TFLOP/s on an H200)."""
+    attention_efficiency: float = 0.56
+    """Part of the bfloat16 peak that attention reaches, forward and backward together (cuDNN, heads of 64)."""
+
+    @classmethod
+    def named(cls, name: str) -> Device:
+        """A known device.
+
+        Raises:
+            ConfigError: it is not known.
+        """
+        if name.lower() not in DEVICES:
+            known = ", ".join(DEVICES)
+            raise ConfigError(f"the GPU {name!r} is not known{nearest(name.lower(), DEVICES)} Known: {known}.")
+        return DEVICES[name.lower()]
+
+    @classmethod
+    def detect(cls) -> Device | None:
+        """The first CUDA device, with the rates of the known one it resembles; None without one."""
+        if not torch.cuda.is_available():
+            return None
+        properties = torch.cuda.get_device_properties(0)
+        for key, device in DEVICES.items():
+            if key in properties.name.lower().replace("-", " ").split():
+                return dataclasses.replace(device, name=properties.name, memory_bytes=properties.total_memory)
+        guess = DEVICES["a100"]
+        return dataclasses.replace(guess, name=properties.name, memory_bytes=properties.total_memory)
+
+    @property
+    def usable_bytes(self) -> float:
+        """Memory a step may take."""
+        return self.memory_bytes * (1 - ALLOCATOR_SLACK) - CONTEXT_BYTES
+
+
+DEVICES = {
+    # the H200 as measured on one (8192^3 products, a 4 GiB copy); the others from their data sheets times the same ratios
+    "h200": Device(name="H200", memory_bytes=139.8 * GIB, bf16_flops=767e12, fp8_flops=1484e12, bandwidth=4.28e12),
+    "h100": Device(name="H100", memory_bytes=79.1 * GIB, bf16_flops=767e12, fp8_flops=1484e12, bandwidth=2.9e12),
+    "b200": Device(name="B200", memory_bytes=178.0 * GIB, bf16_flops=1700e12, fp8_flops=3400e12, bandwidth=7.0e12),
+    "a100": Device(name="A100", memory_bytes=79.1 * GIB, bf16_flops=270e12, fp8_flops=270e12, bandwidth=1.7e12),
+    "l40s": Device(name="L40S", memory_bytes=44.4 * GIB, bf16_flops=300e12, fp8_flops=600e12, bandwidth=0.78e12),
+}  # fmt: skip
+"""Known devices by name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """Everything the cost of a step depends on, beside the architecture."""
+
+    context: int
+    """Tokens of a window."""
+    batch: int
+    """Windows of a step on the device."""
+    kernels: KernelOptions = dataclasses.field(default_factory=KernelOptions)
+    policy: str = "none"
+    """Activation policy."""
+    weight_bytes: int = 2
+    """Of a stored weight, its gradient and each of its moments."""
+    compute_bytes: int = 2
+    """Of an activation."""
+    optimizer: bool = True
+    """With AdamW's two moments."""
+
+    @property
+    def tokens(self) -> int:
+        return self.context * self.batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """Predicted cost of one training step on one device."""
 
+    shape: StepShape
     parameters: int
     """In all."""
     active_parameters: int
     """Of them, those one token passes through."""
-    flops_per_token: float
-    """Forward and backward, nothing recomputed."""
-    context: int
-    """Tokens of a window."""
-    tokens_per_step: int
-    """Tokens of one batch."""
-    fixed_bytes: Mapping[str, int]
-    """Memory that does not grow with the batch, by part."""
-    bytes_per_token: Mapping[str, int]
-    """Memory alive at the end of the forward pass, a token, by part."""
+    flops_per_token: Mapping[str, float]
+    """Forward and backward, nothing recomputed, by part."""
+    memory: Mapping[str, int]
+    """Bytes at the moment of the peak, by part."""
+    moment: str
+    """When that is: loss, last layer or first layer."""
+    saved_bytes_per_token_layer: int
+    """What a layer keeps from its forward to its backward pass."""
+    seconds: Mapping[str, float]
+    """Predicted time of a step by part; empty without a device."""
 
     @property
-    def total_bytes(self) -> int:
-        """Predicted memory of a step."""
-        return sum(self.fixed_bytes.values()) + self.tokens_per_step * sum(self.bytes_per_token.values())
+    def peak_bytes(self) -> int:
+        """Predicted peak memory of a step."""
+        return sum(self.memory.values())
 
-    def longest_context(self, memory_bytes: float) -> int:
-        """Tokens of the longest single window that fits into `memory_bytes` (0 if not even the fixed part)."""
-        left = memory_bytes - sum(self.fixed_bytes.values())
-        return max(0, int(left / sum(self.bytes_per_token.values())))
+    @property
+    def step_seconds(self) -> float:
+        """Predicted time of a step."""
+        return sum(self.seconds.values())
+
+
+# ---- memory --------------------------------------------------------------------------------------------------
+
+
+def layer_saved_bytes(model: ModelConfig, shape: StepShape, layer: int = 0) -> int:
+    """Bytes per token that one layer keeps between its passes, under the policy."""
+    del layer  # every layer keeps as much
+    policy = ActivationPolicy.parse(shape.policy)
+    D, e = model.hidden_size, shape.compute_bytes
+    if policy.base == "layer":
+        stored = {"plain": e * D, "mxfp8": D * MX}.get(policy.store, 0.0)  # offloaded: nothing on the device
+        attention = e * model.num_heads * model.head_size + 4 * model.num_heads if policy.attention else 0
+        return int(stored + model.top_k + attention)
+    return _plain_saved_bytes(model, shape, recipes=policy.base == "mlp")
+
+
+def _plain_saved_bytes(model: ModelConfig, shape: StepShape, *, recipes: bool, save: str | None = None) -> int:
+    """What autograd keeps of a layer, per token; `recipes`: norms and experts are made again."""
+    D, E, K, e = model.hidden_size, model.num_experts, model.top_k, shape.compute_bytes
+    heads, kv_heads = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    attention = e * (heads + 2 * kv_heads) + e * heads + 4 * model.num_heads
+    if model.qk_norm:
+        attention += e * (heads + 2 * kv_heads)
+    streams = 2 * e * D + 8
+    normed = 0 if recipes else 2 * e * D
+    router = 4 * E + (8 + 4) * K
+    shared = e * (4 * model.num_shared_experts * model.expert_size) if model.num_shared_experts else 0
+    experts = _experts_saved_bytes(model, shape, "recompute" if recipes else save or shape.kernels.save)
+    return int(attention + streams + normed + router + shared + experts)
+
+
+def _experts_saved_bytes(model: ModelConfig, shape: StepShape, save: str) -> float:
+    """Beside the experts' input, which is the norm's output, their choice and their scores."""
+    D, K, I, e = model.hidden_size, model.top_k, model.expert_size, shape.compute_bytes
+    if save == "recompute":
+        return 0
+    if _is_fused(shape):
+        layout = 4 * K + 8 * K
+        return layout + K * 2 * I * (MX if save == "mxfp8" else e)
+    # gathered input, up-projection, silu(gate), activation, output and its float32 copy
+    return e * K * (2 * D + 4 * I) + 4 * K * D + 24 * K
+
+
+def _is_fused(shape: StepShape) -> bool:
+    return shape.kernels.experts in ("auto", "fused", "te") and shape.compute_bytes == 2
+
+
+def _experts_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
+    """Buffers of the experts' backward pass that exist for one chunk of tokens."""
+    D, K, I, E, e = model.hidden_size, model.top_k, model.expert_size, model.num_experts, shape.compute_bytes
+    tokens = min(shape.kernels.chunk_tokens or shape.tokens, shape.tokens)
+    slots = tokens * K + E * TILE
+    save = "recompute" if shape.policy == "mlp" else shape.kernels.save
+    weights = 3 * E * I * D
+    per_slot = e * (D + 4 * I)  # dy, da, dh, and the activation made again
+    if save == "recompute":
+        per_slot += e * 3 * I  # gate and up, and the activation of that pass
+    chunks = -(-shape.tokens // tokens)
+    gradients = weights * e + (4 * weights if chunks > 1 else 0)
+    return int(slots * per_slot + gradients + e * E * I * D)
+
+
+def _attention_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
+    """Per token, in attention's backward pass: its output's gradient, dq, dk, dv, and a float32 sum of dq."""
+    heads, kv_heads = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    groups = max(1, shape.context * shape.batch * heads // LARGEST)
+    return shape.compute_bytes * (heads + heads + 2 * kv_heads) + 4 * heads // groups
+
+
+def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int], str]:
+    """Bytes by part at the moment of the peak, and which moment that is."""
+    parts = model.parameters_by_part()
+    total, router = sum(parts.values()), parts["router"]
+    w, T, L, D, e = shape.weight_bytes, shape.tokens, model.num_layers, model.hidden_size, shape.compute_bytes
+
+    def stored(count: float, routers: float) -> int:
+        return int((count - routers) * w + routers * 4)
+
+    per_layer = (total - parts["embedding"] - parts["head"] - D) / L
+    fixed = {"weights": stored(total, router)}
+    if shape.optimizer:
+        fixed["optimizer moments"] = 2 * stored(total, router)
+    if shape.weight_bytes != shape.compute_bytes:
+        fixed["weights cast for the products"] = (total - router) * e
+    fixed["RoPE table"] = shape.context * model.head_size * 4
+
+    saved = layer_saved_bytes(model, shape) * T
+    policy = ActivationPolicy.parse(shape.policy)
+    block = e * D * T  # one [T, D] tensor
+    again = fetched = 0
+    if policy.base == "layer":
+        # the layer runs again and keeps everything for its own backward pass, its input restored if it was not plain
+        kept = _plain_saved_bytes(model, shape, recipes=False)
+        if policy.attention:
+            kept -= e * model.num_heads * model.head_size + 4 * model.num_heads
+        again = T * kept - (block if policy.store == "plain" else 0)
+        if "offload" in policy.store:
+            fetched = int(T * D * MX) if "mxfp8" in policy.store else block
+    recipes = policy.base == "mlp"
+    experts_kept = T * _experts_saved_bytes(model, shape, "recompute" if recipes else shape.kernels.save)
+    transient = max(
+        # gradients of the layer's output and of the experts' input, and that input if it is made again
+        (3 if recipes else 2) * block + _experts_transient_bytes(model, shape),
+        # by then the experts' part of what the layer kept is gone
+        block + T * _attention_transient_bytes(model, shape) - (1 if recipes else 2) * block - experts_kept,
+    )
+    head_T = min(T, shape.kernels.loss_chunk or max(1, LOGITS_AT_ONCE // model.vocab_size))
+    head = T * (3 * e * D + 4) + head_T * model.vocab_size * (4 + 4 + e)
+    inputs = 8 * 2 * T + 4 * T
+    one_layer_gradients = stored(per_layer, router / L)
+    moments = {
+        "loss": {"saved activations": L * saved, "head and loss": head},
+        "last layer": {
+            "saved activations": L * saved,
+            "one layer run again": again,
+            "transients": fetched + transient,
+            "gradients": stored(parts["head"] + D, 0) + one_layer_gradients,
+        },
+        "first layer": {
+            "saved activations": saved,
+            "one layer run again": again,
+            "transients": transient,
+            "gradients": stored(total, router),
+        },
+        "optimizer": {"gradients": stored(total, router)},
+    }
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    memory = {**fixed, "tokens and labels": inputs, **moments[moment]}
+    return {name: int(size) for name, size in memory.items() if size}, moment
+
+
+def predict_peak(
+    model: ModelConfig,
+    *,
+    batch: int,
+    context: int,
+    kernels: KernelOptions,
+    policy: str = "none",
+    optimizer: bool = True,
+) -> int:
+    """Predicted peak bytes of a bfloat16 training step."""
+    shape = StepShape(context=context, batch=batch, kernels=kernels, policy=policy, optimizer=optimizer)
+    return sum(memory_at_peak(model, shape)[0].values())
+
+
+# ---- time ----------------------------------------------------------------------------------------------------
+
+
+def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[str, float]:
+    """Predicted time of a step by part; see the module's docstring for the roofline."""
+    policy = ActivationPolicy.parse(shape.policy)
+    T, L, D, e = shape.tokens, model.num_layers, model.hidden_size, shape.compute_bytes
+    parts = model.flops_by_part(shape.context)
+    save = "recompute" if policy.base == "mlp" else shape.kernels.save
+    experts = 1 + (4 / 18 if save == "recompute" else 0) + (6 / 18 if policy.base == "layer" else 0)
+    products = 1 + (1 / 3 if policy.base == "layer" else 0)
+    # forward 2 products, backward 5 (the scores are made again): 3.5 times the forward, where model FLOPs count 3
+    passes = 3.5 + (1 if policy.base == "layer" and not policy.attention else 0)
+    bf16 = device.bf16_flops if e == 2 else device.bf16_flops / 16
+    expert_peak = device.fp8_flops if shape.kernels.precision != "bf16" else bf16
+    if shape.kernels.precision != "bf16":
+        expert_peak *= 0.75  # the passes between the products take as long as before
+    keys = sum(mean_visible_keys(shape.context, model.layer_window(layer)) for layer in range(L))
+    forward = 4.0 * model.num_heads * model.head_size * keys * T
+    streams = 30 + (12 if policy.base == "layer" else 0)  # passes over [T, D] per layer, norms, RoPE and residuals
+    optimizer = 7 * model.num_parameters() * shape.weight_bytes if shape.optimizer else 0
+    moved = {"offload": 2 * e * D * T * L / 50e9, "mxfp8+offload": 2 * MX * D * T * L / 50e9}
+    return {
+        "experts": T * (parts["experts"] * experts + parts["shared_experts"] * products)
+        / (expert_peak * device.product_efficiency),
+        "projections, router and head": T * products * (parts["projections"] + parts["router"] + parts["head"])
+        / (bf16 * device.product_efficiency),
+        "attention": passes * forward / (bf16 * device.attention_efficiency),
+        "pointwise": T * L * streams * D * e / device.bandwidth,
+        "optimizer": optimizer / device.bandwidth,
+        # copies overlap the computation but for their excess, which is what a step then waits for
+        "offload beyond 50 GB/s": max(0.0, moved.get(policy.store, 0.0) - T * parts["experts"] / bf16),
+    }  # fmt: skip
+
+
+# ---- plans and searches --------------------------------------------------------------------------------------
 
 
 def plan(
@@ -50,52 +342,103 @@ def plan(
     batch_size: int,
     precision: PrecisionConfig,
     kernels: KernelOptions,
+    device: Device | None = None,
 ) -> Plan:
-    """Predict the cost of training `model` on `batch_size` windows of `context` tokens.
-
-    Counted are weights, gradients, AdamW's two moments and what autograd keeps; the allocator's slack and
-    kernels' workspaces come on top.
-    """
-    parts = model.parameters_by_part()
-    total = sum(parts.values())
-    weight_bytes, compute_bytes = BYTES[precision.parameters], BYTES[precision.compute]
-    fixed = {
-        "weights": total * weight_bytes,
-        "gradients": total * weight_bytes,
-        "optimizer moments": 2 * total * weight_bytes,
-    }
-    if precision.compute != precision.parameters:
-        fixed["weights cast for the products"] = total * compute_bytes
-    return Plan(
-        parameters=total,
-        active_parameters=model.num_active_parameters(),
-        flops_per_token=model.flops_per_token(context),
+    """Predict the cost of training `model` on `batch_size` windows of `context` tokens."""
+    shape = StepShape(
         context=context,
-        tokens_per_step=context * batch_size,
-        fixed_bytes=fixed,
-        bytes_per_token=saved_bytes_per_token(model, kernels, compute_bytes),
+        batch=batch_size,
+        kernels=kernels,
+        policy=kernels.activation,
+        weight_bytes=BYTES[precision.parameters],
+        compute_bytes=BYTES[precision.compute],
+    )
+    return plan_shape(model, shape, device)
+
+
+def plan_shape(model: ModelConfig, shape: StepShape, device: Device | None = None) -> Plan:
+    """Predict the cost of a step of this shape."""
+    memory, moment = memory_at_peak(model, shape)
+    return Plan(
+        shape=shape,
+        parameters=model.num_parameters(),
+        active_parameters=model.num_active_parameters(),
+        flops_per_token=model.flops_by_part(shape.context),
+        memory=memory,
+        moment=moment,
+        saved_bytes_per_token_layer=layer_saved_bytes(model, shape),
+        seconds=step_seconds(model, shape, device) if device else {},
     )
 
 
-def saved_bytes_per_token(model: ModelConfig, kernels: KernelOptions, element: int) -> dict[str, int]:
-    """Bytes autograd keeps for a token from the forward to the backward pass, by part.
+def longest_context(model: ModelConfig, shape: StepShape, memory_bytes: float, *, multiple: int = 256) -> int:
+    """Tokens of the longest window, a multiple of `multiple`, whose step is predicted to fit (0 if none does).
 
-    element: bytes of one activation.
+    The window may exceed `model.max_context`: the answer is about memory.
     """
-    D, L, K, I = model.hidden_size, model.num_layers, model.top_k, model.expert_size
-    heads, kv_heads = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    # x and its norm, twice; q, k, v before and after RoPE; the output; the log-sum-exp of every head
-    attention = element * (4 * D + 2 * (heads + 2 * kv_heads) + 2 * heads) + 4 * model.num_heads
-    if kernels.save == "recompute":
-        experts = element * D
-    elif kernels.save == "mxfp8":  # input and up-projection in 8 bits and a scale every 32 values
-        experts = int((D + K * 2 * I) * 33 / 32)
-    else:  # gathered input, up-projection, activation, output before the weighted sum
-        experts = element * K * (D + 2 * I + I + D)
-    router = 4 * (3 * model.num_experts + 2 * K) + 8 * K
-    return {
-        "attention and norms": L * attention,
-        "experts": L * experts,
-        "router": L * router,
-        "loss": element * D + (0 if kernels.loss_chunk else 2 * 4 * model.vocab_size),
-    }
+
+    def fits(units: int) -> bool:
+        longer = dataclasses.replace(shape, context=units * multiple)
+        return sum(memory_at_peak(model, longer)[0].values()) <= memory_bytes
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * multiple
+
+
+def alternatives(model: ModelConfig, shape: StepShape, device: Device) -> Iterator[StepShape]:
+    """The same step under every policy and way of saving, the fastest (by prediction) first."""
+    shapes = []
+    for policy in POLICIES:
+        for save in ("bf16", "mxfp8", "recompute"):
+            for chunk in (None, 32768):
+                if save == "mxfp8" and not _is_fused(shape):
+                    continue
+                kernels = dataclasses.replace(
+                    shape.kernels, save=save, chunk_tokens=chunk, activation=policy  # type: ignore[arg-type]
+                )
+                shapes.append(dataclasses.replace(shape, kernels=kernels, policy=policy))
+    return iter(sorted(shapes, key=lambda one: sum(step_seconds(model, one, device).values())))
+
+
+def cheapest_that_fits(model: ModelConfig, shape: StepShape, device: Device) -> StepShape | None:
+    """The fastest alternative whose predicted peak fits the device, or None."""
+    for one in alternatives(model, shape, device):
+        if sum(memory_at_peak(model, one)[0].values()) <= device.usable_bytes:
+            return one
+    return None
+
+
+def overrides_of(shape: StepShape) -> str:
+    """The command-line overrides that choose a shape's policy."""
+    chunk = "null" if shape.kernels.chunk_tokens is None else shape.kernels.chunk_tokens
+    return f"activation.policy={shape.policy} activation.save={shape.kernels.save} activation.chunk_tokens={chunk}"
+
+
+def require_fit(model: ModelConfig, shape: StepShape, device: Device) -> None:
+    """Refuse a step that is predicted not to fit, before anything is allocated.
+
+    Raises:
+        ConfigError: naming the predicted peak, what there is, and the cheapest policy that would fit.
+    """
+    peak = sum(memory_at_peak(model, shape)[0].values())
+    if peak <= device.usable_bytes:
+        return
+    better = cheapest_that_fits(model, shape, device)
+    if better is not None:
+        advice = f"the fastest setting predicted to fit is {overrides_of(better)}"
+    else:
+        advice = (
+            "no activation policy makes it fit: shorten data.context_length, lower data.batch_size or spread the "
+            "run over more devices"
+        )
+    raise ConfigError(
+        f"a step of {shape.batch} x {shape.context} tokens is predicted to need {peak / GIB:.1f} GiB of the "
+        f"{device.usable_bytes / GIB:.1f} GiB usable on {device.name}: {advice}."
+    )

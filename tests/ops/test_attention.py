@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from genomoe.ops import attention_long
 from genomoe.ops.attention import attention, select_attention
 
 LENGTHS = [5, 1, 17, 0, 9]
@@ -52,6 +53,33 @@ def test_packing_equals_separate_sequences(backend, window) -> None:
         torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("largest", [1, 400, 10**6])
+def test_heads_in_groups_equal_one_launch(monkeypatch, largest) -> None:
+    def forward(q, k, v, masking):
+        return attention(q, k, v, window=masking.window, backend="reference"), (q.sum(), k.sum())
+
+    def backward(grad, q, k, v, out, kept, masking):
+        assert torch.equal(kept[0], q.sum())
+        assert torch.equal(kept[1], k.sum())
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        with torch.enable_grad():
+            again = attention(*leaves, window=masking.window, backend="reference")
+        assert torch.equal(again, out)
+        return torch.autograd.grad(again, leaves, grad)
+
+    monkeypatch.setattr(attention_long, "LARGEST", largest)
+    leaves = qkv(2 * 13, H=12, G=6)
+    shaped = [x.unflatten(0, (2, 13)) for x in leaves]
+    masking = attention_long.Masking(cu_seqlens=None, max_seqlen=13, causal=True, window=5)
+    kernel = attention_long.Kernel(forward=forward, backward=backward)
+    groups = len(attention_long.head_groups(shaped[0], 6))
+    assert groups == {1: 6, 400: 6, 10**6: 1}[largest]
+    got = with_gradients(attention_long.attention_by_groups(*shaped, masking, kernel), leaves)
+    want = with_gradients(attention(*shaped, window=5, backend="reference"), leaves)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+
+
 def test_a_window_hides_what_is_older() -> None:
     q, k, v = (x.unflatten(0, (1, 12)).detach() for x in qkv(12))
     before = attention(q, k, v, window=4)
@@ -91,7 +119,9 @@ def test_the_choice_comes_with_a_reason() -> None:
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_gpu_backends_equal_the_reference(backend, packed, window) -> None:
+@pytest.mark.parametrize("largest", [1 << 29, 20_000], ids=["one launch", "head groups"])
+def test_gpu_backends_equal_the_reference(backend, packed, window, largest, monkeypatch) -> None:
+    monkeypatch.setattr(attention_long, "LARGEST", largest)
     generator = torch.Generator("cuda").manual_seed(0)
     leaves = [
         torch.randn(512, heads, 64, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()
