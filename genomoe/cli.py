@@ -49,9 +49,7 @@ def _options(
 @app.command()
 def pretrain(
     overrides: Overrides = None,
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the configuration and stop.")
-    ] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the configuration and stop.")] = False,
 ) -> None:
     """Pretrain a model; without overrides a small one on three yeast chromosomes, on the CPU, in minutes.
 
@@ -85,17 +83,21 @@ def evaluate(
 def plan(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
-    memory: Annotated[
-        float | None, typer.Option(help="Memory of the device, GiB [default: this machine's]")
+    gpu: Annotated[
+        str | None, typer.Option(help="A GPU by name: h200, h100, b200, a100, l40s [default: this machine's]")
     ] = None,
+    memory: Annotated[float | None, typer.Option(help="Memory of the device, GiB [default: the GPU's]")] = None,
+    find_context: Annotated[
+        bool, typer.Option("--find-context", help="Longest window that fits, under every activation policy.")
+    ] = False,
 ) -> None:
-    """Parameters, FLOPs and predicted memory of a configuration, without training it.
+    """Parameters, FLOPs, predicted memory and step time of a configuration, without training it.
 
-    Example: genomoe plan model=genos-1.2b precision=bf16 data.context_length=8192 data.batch_size=4
+    Example: genomoe plan model=genos-1.2b precision=bf16 data.context_length=8192 data.batch_size=4 --gpu h200
     """
     from genomoe.commands.plan import run
 
-    run(overrides or [], as_json=as_json, memory_gib=memory)
+    run(overrides or [], as_json=as_json, gpu=gpu, memory_gib=memory, find_context=find_context)
 
 
 @app.command()
@@ -115,9 +117,7 @@ Model = Annotated[
     Path, typer.Option("--model", "-m", help="A run, its model/ folder, or a Hugging Face Mixtral folder.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[
-    str | None, typer.Option(help="float32 or bfloat16 [default: float32 on a CPU, else as saved].")
-]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16 [default: float32 on a CPU, else as saved].")]
 ReferenceFile = Annotated[
     Path,
     typer.Option("--reference", "-r", help="FASTA (plain or compressed) or GenBank; bundled:... also works."),
@@ -129,9 +129,7 @@ Score = Annotated[str, typer.Option(help="llr, marginal, embedding or jsd; READM
 Strands = Annotated[str, typer.Option(help="both (mean of the two strands) or fwd.")]
 Downstream = Annotated[
     int | None,
-    typer.Option(
-        help="Only so many bases from the first difference on count [default: to the window's end]."
-    ),
+    typer.Option(help="Only so many bases from the first difference on count [default: to the window's end]."),
 ]
 
 
@@ -140,14 +138,10 @@ def score(
     variants: Annotated[Path, typer.Argument(help="VCF or BCF (plain, gzip, bgzip), TSV, CSV or Parquet.")],
     reference: ReferenceFile,
     model: Model,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Ends in .vcf.gz, .vcf, .tsv, .tsv.gz or .parquet.")
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .vcf.gz, .vcf, .tsv, .tsv.gz or .parquet.")],
     score: Score = "llr",
     window: Window = None,
-    window_mode: Annotated[
-        str, typer.Option(help="centred, or block: neighbours share a window, faster.")
-    ] = "centred",
+    window_mode: Annotated[str, typer.Option(help="centred, or block: neighbours share a window, faster.")] = "centred",
     strands: Strands = "both",
     downstream: Downstream = None,
     ref_mismatch: Annotated[str, typer.Option(help="error, skip or substitute.")] = "error",
@@ -156,17 +150,11 @@ def score(
         list[str] | None,
         typer.Option(help="FILE_NAME=REFERENCE_NAME, several times, or a two-column TSV file."),
     ] = None,
-    info_key: Annotated[
-        str, typer.Option(help="Name of the INFO field, in lower case of the column.")
-    ] = "GENOMOE",
-    batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a batch [default: by the device].")
-    ] = None,
+    info_key: Annotated[str, typer.Option(help="Name of the INFO field, in lower case of the column.")] = "GENOMOE",
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch [default: by the device].")] = None,
     device: Device = "auto",
     dtype: Dtype = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Forget an unfinished run of this output.")
-    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished run of this output.")] = False,
 ) -> None:
     """Score every ALT of a variant file; a killed run goes on where it stopped.
 
@@ -197,14 +185,10 @@ def score(
 
 @app.command()
 def embed(
-    sequences: Annotated[
-        Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")
-    ],
+    sequences: Annotated[Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")],
     model: Model,
     out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .npz, .parquet or .tsv.")],
-    layer: Annotated[
-        int, typer.Option(help="-1: last, after its norm; 0: the embedding; n: after layer n.")
-    ] = -1,
+    layer: Annotated[int, typer.Option(help="-1: last, after its norm; 0: the embedding; n: after layer n.")] = -1,
     pool: Annotated[str, typer.Option(help="mean, max, last, or none (only .npz).")] = "mean",
     strands: Strands = "fwd",
     device: Device = "auto",
@@ -224,9 +208,7 @@ def mutagenesis(
     interval: Annotated[str, typer.Argument(help="CONTIG:START-END, 1-based, inclusive.")],
     reference: ReferenceFile,
     model: Model,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet; .png draws the map.")
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet; .png draws the map.")],
     score: Score = "llr",
     window: Window = None,
     window_mode: Annotated[str, typer.Option(help="block or centred.")] = "block",
@@ -258,9 +240,7 @@ def mutagenesis(
 
 @app.command()
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(help="Bases to go on from, or a FASTA file whose records are prompts.")
-    ],
+    prompt: Annotated[str, typer.Argument(help="Bases to go on from, or a FASTA file whose records are prompts.")],
     model: Model,
     n: Annotated[int, typer.Option("-n", "--tokens", help="Tokens to add.")] = 100,
     samples: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
@@ -295,9 +275,7 @@ def generate(
 
 @app.command()
 def routing(
-    sequences: Annotated[
-        Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")
-    ],
+    sequences: Annotated[Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")],
     model: Model,
     out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet.")],
     device: Device = "auto",
@@ -315,9 +293,7 @@ def routing(
 @app.command()
 def finetune(
     overrides: Overrides = None,
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the configuration and stop.")
-    ] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the configuration and stop.")] = False,
 ) -> None:
     """Fine-tune a pretrained model on a labelled task, several seeds, and report beside baselines.
 
@@ -326,6 +302,55 @@ def finetune(
     from genomoe.commands.finetune import run
 
     run(overrides or [], show_config=show_config)
+
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure this machine; JSON and a table, with hardware and versions in it.",
+    no_args_is_help=True,
+)
+app.add_typer(bench)
+
+Out = Annotated[Path | None, typer.Option(help="Write the rows, hardware and versions here as JSON.")]
+Only = Annotated[list[str] | None, typer.Option(help="Shell pattern of case names; may be repeated [default: all]")]
+Budget = Annotated[
+    float | None, typer.Option(help="Seconds; cases that would not end in time are recorded as not run.")
+]
+ListOnly = Annotated[bool, typer.Option("--list", help="Print the names of the cases and stop.")]
+
+
+@bench.command("step")
+def bench_step(
+    out: Out = None,
+    only: Only = None,
+    time_budget: Budget = None,
+    device: Annotated[str, typer.Option(help="auto, cuda or cuda:N.")] = "auto",
+    list_only: ListOnly = False,
+) -> None:
+    """Whole training steps at 8k, ours and Hugging Face's: tokens/s, MFU, peak memory.
+
+    Example: genomoe bench step --only 'genos*' --out docs/results/step-h200.json
+    """
+    from genomoe.commands.bench import run_steps
+
+    run_steps("step", out=out, only=only or [], time_budget=time_budget, device=device, list_only=list_only)
+
+
+@bench.command("context")
+def bench_context(
+    out: Out = None,
+    only: Only = None,
+    time_budget: Budget = None,
+    device: Annotated[str, typer.Option(help="auto, cuda or cuda:N.")] = "auto",
+    list_only: ListOnly = False,
+) -> None:
+    """Training steps on one sequence of 32k to 4M tokens, ours and Hugging Face's.
+
+    Example: genomoe bench context --time-budget 300 --out docs/results/context-h200.json
+    """
+    from genomoe.commands.bench import run_steps
+
+    run_steps("context", out=out, only=only or [], time_budget=time_budget, device=device, list_only=list_only)
 
 
 def main(arguments: list[str] | None = None) -> None:

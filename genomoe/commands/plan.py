@@ -1,7 +1,9 @@
 """`genomoe plan`: what a configuration costs, before it is run."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -10,59 +12,128 @@ from genomoe.genome.alphabet import make_tokenizer
 from genomoe.training.compose import compose_config
 
 
-def run(overrides: Sequence[str], *, as_json: bool, memory_gib: float | None) -> None:
+def run(
+    overrides: Sequence[str], *, as_json: bool, gpu: str | None, memory_gib: float | None, find_context: bool
+) -> None:
     """Compose pretrain.yaml with `overrides` and print its predicted cost."""
-    from genomoe.training.planning import plan
     from genomoe.training.precision import PrecisionConfig
     from genomoe.training.run import kernel_options, model_config
-    from genomoe.training.run_directory import hardware
 
     config = compose_config("pretrain", overrides)
     precision = PrecisionConfig.from_config(config.precision, where="precision")
     model = model_config(config, make_tokenizer(config.data.tokenizer).vocab_size)
-    cost = plan(
+    figures = predict(
         model,
         context=config.data.context_length,
         batch_size=config.data.batch_size,
         precision=precision,
         kernels=kernel_options(config, precision),
+        gpu=gpu,
+        memory_gib=memory_gib,
+        find_context=find_context,
     )
-    facts = hardware()
-    if memory_gib is None:
-        memory_gib = facts["gpus"][0]["memory_gib"] if facts["gpus"] else facts["memory_gib"]
-    longest = cost.longest_context(memory_gib * 2**30) if memory_gib else None
     if as_json:
-        figures = {
-            "parameters": cost.parameters,
-            "active_parameters": cost.active_parameters,
-            "flops_per_token": cost.flops_per_token,
-            "context": cost.context,
-            "tokens_per_step": cost.tokens_per_step,
-            "memory_bytes": {
-                **cost.fixed_bytes,
-                **{name: size * cost.tokens_per_step for name, size in cost.bytes_per_token.items()},
-            },
-            "total_bytes": cost.total_bytes,
-            "memory_gib": memory_gib,
-            "longest_context": longest,
-        }
         print(json.dumps(figures, indent=2))
-        return
-    table = Table(title="Predicted cost of a training step on one device", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_row("parameters", f"{cost.parameters:,}")
-    table.add_row("active for a token", f"{cost.active_parameters:,}")
-    table.add_row(f"FLOPs a token at context {cost.context:,}", f"{cost.flops_per_token:.3e}")
-    table.add_row("tokens a step", f"{cost.tokens_per_step:,}", end_section=True)
-    for name, size in cost.fixed_bytes.items():
-        table.add_row(name, _gib(size))
-    for name, size in cost.bytes_per_token.items():
-        table.add_row(f"kept for the backward pass: {name}", _gib(size * cost.tokens_per_step))
-    table.add_row("memory in all", _gib(cost.total_bytes), end_section=True)
-    if longest is not None:
-        table.add_row(f"longest window that fits {memory_gib:g} GiB", f"{longest:,} tokens")
-    Console().print(table)
+    else:
+        console = Console()
+        for table in tables(figures):
+            console.print(table)
+
+
+def predict(
+    model: Any,
+    *,
+    context: int,
+    batch_size: int,
+    precision: Any,
+    kernels: Any,
+    gpu: str | None,
+    memory_gib: float | None,
+    find_context: bool,
+) -> dict[str, Any]:
+    """Every figure of the plan, JSON-ready."""
+    from genomoe.training import planning
+    from genomoe.training.run_directory import hardware
+
+    device = planning.Device.named(gpu) if gpu else planning.Device.detect()
+    if memory_gib is None and device is None:
+        memory_gib = hardware()["memory_gib"]
+    if device is not None and memory_gib is not None:
+        device = dataclasses.replace(device, memory_bytes=memory_gib * planning.GIB)
+    shape = planning.step_shape(context=context, batch_size=batch_size, precision=precision, kernels=kernels)
+    cost = planning.plan(model, shape, device)
+    usable = device.usable_bytes if device else (memory_gib or 0) * planning.GIB
+    figures: dict[str, Any] = {
+        "parameters": cost.parameters,
+        "active_parameters": cost.active_parameters,
+        "flops_per_token": sum(cost.flops_per_token.values()),
+        "flops_per_token_by_part": dict(cost.flops_per_token),
+        "context": context,
+        "tokens_per_step": shape.tokens,
+        "activation_policy": shape.policy,
+        "memory_bytes": dict(cost.memory),
+        "total_bytes": cost.peak_bytes,
+        "peak_moment": cost.moment,
+        "saved_bytes_per_token_layer": cost.saved_bytes_per_token_layer,
+        "device": device.name if device else None,
+        "memory_gib": round(device.memory_bytes / planning.GIB, 1) if device else memory_gib,
+        "fits": cost.peak_bytes <= usable if usable else None,
+        "longest_context": planning.longest_context(model, dataclasses.replace(shape, batch=1), usable) or None,
+        "step_seconds": cost.step_seconds or None,
+        "step_seconds_by_part": dict(cost.seconds),
+        "tokens_per_second": shape.tokens / cost.step_seconds if cost.seconds else None,
+        "roofline": device.roofline if device else None,
+    }
+    if not figures["fits"] and device is not None:
+        better = planning.cheapest_that_fits(model, shape, device)
+        figures["fitting_overrides"] = planning.overrides_of(better) if better else None
+    if find_context:
+        figures["longest_context_by_policy"] = planning.longest_context_by_policy(model, shape, usable)
+    return figures
+
+
+def tables(figures: dict[str, Any]) -> list[Table]:
+    """The figures as tables for people."""
+    cost = Table(title="Predicted cost of a training step on one device", show_header=False)
+    cost.add_column()
+    cost.add_column(justify="right")
+    cost.add_row("parameters", f"{figures['parameters']:,}")
+    cost.add_row("active for a token", f"{figures['active_parameters']:,}")
+    cost.add_row(f"FLOPs a token at context {figures['context']:,}", f"{figures['flops_per_token']:.3e}")
+    for name, flops in figures["flops_per_token_by_part"].items():
+        if flops:
+            cost.add_row(f"  {name}", f"{flops:.3e}")
+    cost.add_row("tokens a step", f"{figures['tokens_per_step']:,}", end_section=True)
+    for name, size in figures["memory_bytes"].items():
+        cost.add_row(name, _gib(size))
+    cost.add_row(f"peak memory (at: {figures['peak_moment']})", _gib(figures["total_bytes"]))
+    cost.add_row("kept by a layer for a token", f"{figures['saved_bytes_per_token_layer']:,} bytes", end_section=True)
+    where = figures["device"] or "this machine"
+    if figures["fits"] is not None:
+        fits = "fits" if figures["fits"] else "does not fit"
+        cost.add_row(f"{where}, {figures['memory_gib']:g} GiB", fits)
+        longest = figures["longest_context"]
+        cost.add_row("longest single window that fits", f"{longest:,} tokens" if longest else "none")
+    if figures.get("fitting_overrides"):
+        cost.add_row("cheapest setting that fits", figures["fitting_overrides"])
+    if figures["step_seconds"]:
+        cost.add_section()
+        for name, seconds in figures["step_seconds_by_part"].items():
+            if seconds:
+                cost.add_row(f"time: {name}", f"{seconds:.4g} s")
+        cost.add_row("time of a step", f"{figures['step_seconds']:.4g} s")
+        cost.add_row("tokens a second", f"{figures['tokens_per_second']:,.0f}")
+        cost.caption = figures["roofline"]
+    found = [cost]
+    if "longest_context_by_policy" in figures:
+        contexts = Table(title=f"Longest single window on {where}")
+        contexts.add_column("activation.policy")
+        contexts.add_column("activation.save")
+        contexts.add_column("tokens", justify="right")
+        for row in figures["longest_context_by_policy"]:
+            contexts.add_row(row["policy"], row["save"], f"{row['tokens']:,}")
+        found.append(contexts)
+    return found
 
 
 def _gib(size: float) -> str:

@@ -20,7 +20,6 @@ from genomoe.ops.attention import attention
 from genomoe.ops.norm import rms_norm
 from genomoe.ops.rope import RopeTable, apply_rope_qkv, split_qkv
 
-
 Attend = Callable[[int, Tensor, Tensor, Tensor, int | None], Tensor]
 """`(layer, q, k, v, window)`, heads rotated and shaped as `genomoe.ops.attention.attention` takes them: what a layer
 calls instead of that function, to keep keys and values or to attend to ones kept earlier."""

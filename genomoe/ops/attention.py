@@ -42,9 +42,7 @@ def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, 
     if dtype not in (torch.bfloat16, torch.float16):
         return Choice("sdpa", f"the flash and cuDNN kernels take 16-bit inputs, not {dtype}")
     if packed or window:
-        what = " and ".join(
-            name for name, on in (("packed sequences", packed), ("a sliding window", window)) if on
-        )
+        what = " and ".join(name for name, on in (("packed sequences", packed), ("a sliding window", window)) if on)
         return Choice("varlen", f"one flash launch covers {what}; cuDNN behind PyTorch takes neither")
     return Choice("sdpa", "fixed causal windows: cuDNN first, 1.2-1.7 times the flash kernel on Hopper")
 
@@ -109,9 +107,7 @@ def _one_by_one(
     """Packed sequences, one call each: fine for a few long ones."""
     lengths = cu_seqlens.diff().tolist()
     parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-    return torch.cat(
-        [fixed(qs[None], ks[None], vs[None], causal, window)[0] for qs, ks, vs in parts if qs.shape[0]]
-    )
+    return torch.cat([fixed(qs[None], ks[None], vs[None], causal, window)[0] for qs, ks, vs in parts if qs.shape[0]])
 
 
 def _reference(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, window: int | None) -> Tensor:

@@ -67,7 +67,10 @@ class _ByGroups(torch.autograd.Function):
         kept: list[Tensor] = []
         for heads, kv_heads in head_groups(q, k.shape[-2]):
             part, more = kernel.forward(
-                q[..., heads, :].contiguous(), k[..., kv_heads, :].contiguous(), v[..., kv_heads, :].contiguous(), masking
+                q[..., heads, :].contiguous(),
+                k[..., kv_heads, :].contiguous(),
+                v[..., kv_heads, :].contiguous(),
+                masking,
             )
             out[..., heads, :] = part
             kept += more

@@ -36,7 +36,6 @@ from genomoe.model.attention import SequenceLayout
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.moe import Routing
 from genomoe.model.transformer import GenoMoEModel, Layer, run_layer
-from genomoe.ops.mxfp8 import BLOCK, MXFP8, dequantize_mxfp8, quantize_mxfp8
 from genomoe.ops.recipe import get_recipe
 
 POLICIES = (
@@ -46,6 +45,8 @@ POLICIES = (
 )  # fmt: skip
 """Names in rising order of memory saved within each kind."""
 
+BLOCK = 32
+"""Values that share a scale in MXFP8."""
 _ROWS = 1 << 16  # rows quantised at a time, which bounds the float32 transient
 
 
@@ -86,7 +87,9 @@ def apply_policy(model: GenoMoEModel, policy: str | Sequence[str]) -> None:
     """
     names = [policy] * len(model.layers) if isinstance(policy, str) else list(policy)
     if len(names) != len(model.layers):
-        raise ValueError(f"activation policies for {len(names)} layers were given, but the model has {len(model.layers)}")
+        raise ValueError(
+            f"activation policies for {len(names)} layers were given, but the model has {len(model.layers)}"
+        )
     parsed = [ActivationPolicy.parse(name) for name in names]
     label = names[0] if len(set(names)) == 1 else ",".join(names)
     model.kernels = dataclasses.replace(model.kernels, activation=label)
@@ -204,6 +207,8 @@ class Quantized:
 def _pack_mxfp8(tensor: Tensor) -> Tensor | Quantized:
     if not _is_stream(tensor):
         return tensor.detach()
+    from genomoe.ops.mxfp8 import quantize_mxfp8
+
     T, D = tensor.shape
     elements = torch.empty(T, D, dtype=torch.float8_e4m3fn, device=tensor.device)
     scales = torch.empty(T, D // BLOCK, dtype=torch.uint8, device=tensor.device)
@@ -215,6 +220,8 @@ def _pack_mxfp8(tensor: Tensor) -> Tensor | Quantized:
 def _unpack_mxfp8(kept: Tensor | Quantized) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
+    from genomoe.ops.mxfp8 import MXFP8, dequantize_mxfp8
+
     out = torch.empty(kept.elements.shape, dtype=kept.dtype, device=kept.elements.device)
     for rows in _blocks(out.shape[0]):
         out[rows] = dequantize_mxfp8(MXFP8(kept.elements[rows], kept.scales[rows]), kept.dtype)

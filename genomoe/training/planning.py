@@ -83,6 +83,15 @@ class Device:
         return dataclasses.replace(guess, name=properties.name, memory_bytes=properties.total_memory)
 
     @property
+    def roofline(self) -> str:
+        """The rates that predicted times assume, in words."""
+        return (
+            f"products at {self.product_efficiency:.0%} of {self.bf16_flops / 1e12:.0f} TFLOP/s bf16 "
+            f"({self.fp8_flops / 1e12:.0f} fp8), attention at {self.attention_efficiency:.0%}, "
+            f"passes at {self.bandwidth / 1e12:.2f} TB/s, nothing overlapped"
+        )
+
+    @property
     def usable_bytes(self) -> float:
         """Memory a step may take."""
         return self.memory_bytes * (1 - ALLOCATOR_SLACK) - CONTEXT_BYTES
@@ -235,7 +244,9 @@ def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int]
     if shape.optimizer:
         fixed["optimizer moments"] = 2 * stored(total, router)
     if shape.weight_bytes != shape.compute_bytes:
-        fixed["weights cast for the products"] = (total - router) * e
+        # autograd keeps the cast weights of every layer, unless layers run again
+        layers = 1 if ActivationPolicy.parse(shape.policy).base == "layer" else L
+        fixed["weights cast for the products"] = int(per_layer * layers * e)
     fixed["RoPE table"] = shape.context * model.head_size * 4
 
     saved = layer_saved_bytes(model, shape) * T
@@ -335,17 +346,9 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
 # ---- plans and searches --------------------------------------------------------------------------------------
 
 
-def plan(
-    model: ModelConfig,
-    *,
-    context: int,
-    batch_size: int,
-    precision: PrecisionConfig,
-    kernels: KernelOptions,
-    device: Device | None = None,
-) -> Plan:
-    """Predict the cost of training `model` on `batch_size` windows of `context` tokens."""
-    shape = StepShape(
+def step_shape(*, context: int, batch_size: int, precision: PrecisionConfig, kernels: KernelOptions) -> StepShape:
+    """The shape of a training step on `batch_size` windows of `context` tokens under a run's settings."""
+    return StepShape(
         context=context,
         batch=batch_size,
         kernels=kernels,
@@ -353,10 +356,9 @@ def plan(
         weight_bytes=BYTES[precision.parameters],
         compute_bytes=BYTES[precision.compute],
     )
-    return plan_shape(model, shape, device)
 
 
-def plan_shape(model: ModelConfig, shape: StepShape, device: Device | None = None) -> Plan:
+def plan(model: ModelConfig, shape: StepShape, device: Device | None = None) -> Plan:
     """Predict the cost of a step of this shape."""
     memory, moment = memory_at_peak(model, shape)
     return Plan(
@@ -392,6 +394,20 @@ def longest_context(model: ModelConfig, shape: StepShape, memory_bytes: float, *
     return low * multiple
 
 
+def longest_context_by_policy(model: ModelConfig, shape: StepShape, memory_bytes: float) -> list[dict[str, str | int]]:
+    """For every policy, and for `none` every way the experts save, the longest window that fits."""
+    rows: list[dict[str, str | int]] = []
+    for policy in POLICIES:
+        ways = ("bf16", "mxfp8", "recompute") if policy == "none" else ("recompute",)
+        for save in ways:
+            if save == "mxfp8" and not _is_fused(shape):
+                continue
+            kernels = dataclasses.replace(shape.kernels, save=save, chunk_tokens=32768, activation=policy)  # type: ignore[arg-type]
+            one = dataclasses.replace(shape, batch=1, kernels=kernels, policy=policy)
+            rows.append({"policy": policy, "save": save, "tokens": longest_context(model, one, memory_bytes)})
+    return rows
+
+
 def alternatives(model: ModelConfig, shape: StepShape, device: Device) -> Iterator[StepShape]:
     """The same step under every policy and way of saving, the fastest (by prediction) first."""
     shapes = []
@@ -401,7 +417,10 @@ def alternatives(model: ModelConfig, shape: StepShape, device: Device) -> Iterat
                 if save == "mxfp8" and not _is_fused(shape):
                     continue
                 kernels = dataclasses.replace(
-                    shape.kernels, save=save, chunk_tokens=chunk, activation=policy  # type: ignore[arg-type]
+                    shape.kernels,
+                    save=save,
+                    chunk_tokens=chunk,
+                    activation=policy,  # type: ignore[arg-type]
                 )
                 shapes.append(dataclasses.replace(shape, kernels=kernels, policy=policy))
     return iter(sorted(shapes, key=lambda one: sum(step_seconds(model, one, device).values())))

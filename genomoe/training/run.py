@@ -27,6 +27,7 @@ from genomoe.training.checkpoint import AtomicCheckpointIO
 from genomoe.training.metrics_log import MetricsCsv
 from genomoe.training.optim import OptimConfig
 from genomoe.training.options import ConfigError, Options
+from genomoe.training.planning import Device, require_fit, step_shape
 from genomoe.training.precision import PrecisionConfig
 from genomoe.training.pretrain import CausalModule
 from genomoe.training.run_directory import RunDirectory, environment, open_run, write_provenance
@@ -121,6 +122,7 @@ def pretrain(config: DictConfig) -> RunResult:
     seed_everything(config.seed)
     data = load_data(config)
     data.setup()
+    refuse_if_too_large(config, data.tokenizer, precision, trainer_config)
     model = make_model(config, data.tokenizer, precision)
     run, checkpoint = open_run(config)
     module = CausalModule(
@@ -207,6 +209,25 @@ def make_model(config: DictConfig, tokenizer: Any, precision: PrecisionConfig) -
 
         apply_policy(model, kernels.activation)
     return model
+
+
+def refuse_if_too_large(
+    config: DictConfig, tokenizer: Any, precision: PrecisionConfig, trainer_config: TrainerConfig
+) -> None:
+    """Raise ConfigError before anything is allocated if a step is predicted not to fit the GPU.
+
+    The message names the cheapest activation policy that would.
+    """
+    device = Device.detect() if trainer_config.root_device.type == "cuda" else None
+    if device is not None:
+        kernels = kernel_options(config, precision)
+        shape = step_shape(
+            context=config.data.context_length,
+            batch_size=config.data.batch_size,
+            precision=precision,
+            kernels=kernels,
+        )
+        require_fit(model_config(config, tokenizer.vocab_size), shape, device)
 
 
 def fit(

@@ -47,9 +47,7 @@ def test_packing_equals_separate_sequences(backend, window) -> None:
         for a, b in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)
         if a < b
     ]
-    for name, a, b in zip(
-        ("out", "dq", "dk", "dv"), packed, with_gradients(torch.cat(alone), leaves), strict=True
-    ):
+    for name, a, b in zip(("out", "dq", "dk", "dv"), packed, with_gradients(torch.cat(alone), leaves), strict=True):
         torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5, msg=name)
 
 

@@ -52,6 +52,7 @@ def test_gradients_are_equal_bit_by_bit(policy, dtype, config, experts) -> None:
 
 @pytest.mark.parametrize("policy", [p for p in POLICIES if "mxfp8" in p])
 def test_eight_bit_inputs_stay_within_their_bound(policy) -> None:
+    pytest.importorskip("genomoe.ops.mxfp8")
     want, got = step(CONFIG, "none", torch.bfloat16), step(CONFIG, policy, torch.bfloat16)
     assert torch.equal(got["loss"], want["loss"])  # the forward pass is not rounded
     for name, value in want.items():
@@ -109,6 +110,7 @@ def kept_bytes(policy: str, dtype: torch.dtype) -> float:
 
 
 def test_each_policy_keeps_less_than_the_one_before() -> None:
+    pytest.importorskip("genomoe.ops.mxfp8")
     kept = {policy: kept_bytes(policy, torch.bfloat16) for policy in ("none", "mlp", "layer", "layer+mxfp8")}
     assert kept["none"] > 1.5 * kept["mlp"]
     assert kept["mlp"] > 2 * kept["layer"]

@@ -1,0 +1,104 @@
+"""Plans: memory rises with what is kept, searches agree with the prediction, refusals name a way out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from genomoe.model import KernelOptions, ModelConfig
+from genomoe.training.activation import POLICIES
+from genomoe.training.options import ConfigError
+from genomoe.training.planning import (
+    DEVICES,
+    GIB,
+    Device,
+    StepShape,
+    cheapest_that_fits,
+    layer_saved_bytes,
+    longest_context,
+    longest_context_by_policy,
+    memory_at_peak,
+    plan,
+    require_fit,
+)
+
+GENOS = ModelConfig.preset("genos-1.2b")
+FUSED = KernelOptions(experts="fused")
+
+
+def shape(context: int = 8192, batch: int = 4, policy: str = "none", **kernels) -> StepShape:
+    options = dataclasses.replace(FUSED, activation=policy, **kernels)
+    return StepShape(context=context, batch=batch, kernels=options, policy=policy)
+
+
+def peak(one: StepShape) -> int:
+    return sum(memory_at_peak(GENOS, one)[0].values())
+
+
+def test_fixed_memory_is_weights_and_moments() -> None:
+    memory, _ = memory_at_peak(GENOS, shape(context=16, batch=1))
+    assert memory["weights"] == pytest.approx(2 * GENOS.num_parameters(), rel=1e-3)
+    assert memory["optimizer moments"] == 2 * memory["weights"]
+
+
+def test_a_layer_keeps_what_the_policy_says() -> None:
+    D = GENOS.hidden_size
+    qkv, out = 2 * 2048, 2 * 1024
+    mlp = layer_saved_bytes(GENOS, shape(policy="mlp"))
+    assert mlp == pytest.approx(2 * 2 * D + qkv + out, rel=0.02)  # two streams, q k v, attention's output
+    assert mlp < 12_000
+    assert layer_saved_bytes(GENOS, shape(policy="layer")) == 2 * D + 2
+    assert layer_saved_bytes(GENOS, shape(policy="layer+mxfp8")) == D * 33 // 32 + 2
+    assert layer_saved_bytes(GENOS, shape(policy="layer+offload")) == 2
+    plain = layer_saved_bytes(GENOS, shape())
+    assert plain > layer_saved_bytes(GENOS, shape(save="mxfp8")) > layer_saved_bytes(GENOS, shape(save="recompute"))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_peak_rises_with_the_context_and_the_search_finds_the_edge(policy) -> None:
+    one = shape(batch=1, policy=policy, chunk_tokens=32768)
+    longest = longest_context(GENOS, one, 139 * GIB)
+    assert longest > 100_000
+    assert peak(dataclasses.replace(one, context=longest)) <= 139 * GIB
+    assert peak(dataclasses.replace(one, context=longest + 256)) > 139 * GIB
+    assert longest_context(GENOS, one, GIB) == 0
+
+
+def test_every_policy_is_listed_with_its_longest_context() -> None:
+    rows = longest_context_by_policy(GENOS, shape(), 139 * GIB)
+    found = {row["policy"]: row["tokens"] for row in rows}
+    assert set(found) == set(POLICIES)
+    assert found["mlp"] < found["layer"] < found["layer+mxfp8"] < found["layer+mxfp8+offload"]
+
+
+def test_time_follows_the_roofline() -> None:
+    device = DEVICES["h200"]
+    short, long = plan(GENOS, shape(), device), plan(GENOS, shape(131072, 1), device)
+    assert 0.1 < short.step_seconds < 0.3
+    assert long.seconds["attention"] > 10 * short.seconds["attention"]
+    assert plan(GENOS, shape(policy="layer"), device).step_seconds > short.step_seconds
+    assert plan(GENOS, shape(precision="fp8"), device).step_seconds < short.step_seconds
+    kept, again = (plan(GENOS, shape(131072, 1, p), device).seconds["attention"] for p in ("layer+attention", "layer"))
+    assert kept < again
+
+
+def test_a_step_that_does_not_fit_is_refused_with_the_cheapest_way_that_does() -> None:
+    device = dataclasses.replace(DEVICES["h200"], memory_bytes=24 * GIB)
+    require_fit(GENOS, shape(context=8192, batch=1), device)
+    with pytest.raises(
+        ConfigError, match=r"4 x 8192 tokens .* activation\.policy=none activation\.save=mxfp8"
+    ) as error:
+        require_fit(GENOS, shape(), device)
+    assert "GiB" in str(error.value)
+    better = cheapest_that_fits(GENOS, shape(), device)
+    assert better is not None
+    assert peak(better) <= device.usable_bytes
+    with pytest.raises(ConfigError, match="no activation policy makes it fit: shorten"):
+        require_fit(GENOS, shape(1 << 24), device)
+
+
+def test_unknown_gpus_are_named() -> None:
+    assert Device.named("H200").name == "H200"
+    with pytest.raises(ConfigError, match="h200"):
+        Device.named("h20")
