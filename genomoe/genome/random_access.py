@@ -124,6 +124,9 @@ class BgzfFile:
         offset = int(self._uncompressed[first])
         return data[start - offset : end - offset]
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_cached": (-1, b"")}
+
     def _inflate(self, raw: bytes, start: int, end: int, block: int) -> bytes:
         extra = int.from_bytes(raw[start + 10 : start + 12], "little")
         expected = int(self._uncompressed[block + 1] - self._uncompressed[block])
