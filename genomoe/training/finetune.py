@@ -1,0 +1,486 @@
+"""Fine-tuning on a labelled task: several seeds, early stopping on validation, and a control from random
+weights.
+
+Modes: "full" trains everything, "lora" low-rank adapters of attention and experts, "head" only a head that
+runs on top of the frozen backbone, "probe" the same with the backbone's features computed once and kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from genomoe.genome.alphabet import Tokenizer
+from genomoe.model.transformer import GenoMoEModel
+from genomoe.training.adapters import MODES, merge_adapters, prepare_backbone
+from genomoe.training.features import FeatureModel, TokenTable, cache_features, one_hot_features
+from genomoe.training.heads import make_head
+from genomoe.training.optim import decay_groups
+from genomoe.training.options import Options
+from genomoe.training.tasks import TaskConfig, TaskData
+
+__all__ = [
+    "FineTuneOptions",
+    "FineTuneResult",
+    "SeedResult",
+    "finetune",
+    "mean_and_spread",
+    "score_of",
+    "split_metrics",
+    "train_on_one_hot",
+]
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+Report = Callable[[str], None]
+SCALE_ROWS = 2048
+"""Training rows from which the scale of the features is taken."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FineTuneOptions(Options):
+    """How to learn (the top of finetune.yaml)."""
+
+    mode: str = "probe"
+    """full, lora, head or probe."""
+    layer: int = -1
+    """Whose hidden states the head sees: -1 the last after its norm, 0 the embedding, n after layer n."""
+    strands: str = "concat"
+    """fwd; concat: both strands side by side; average: the mean of the predictions on both."""
+    pooling: str = "position"
+    """mean, max or last of the tokens, or position: each position apart, for sequences of one length."""
+    channels: int = 16
+    """Channels a position is reduced to (pooling=position)."""
+    hidden: int = 64
+    """Width of the head's hidden layer; 0: none (not for pooling=position)."""
+    dropout: float = 0.3
+    """Before both layers of the head."""
+    learning_rate: float = 1e-3
+    """Of the head."""
+    backbone_learning_rate: float = 2e-4
+    """Of the backbone or its adapters (full, lora)."""
+    weight_decay: float = 0.05
+    max_epochs: int = 30
+    patience: int = 5
+    """Epochs without a better validation metric before stopping."""
+    batch_size: int = 256
+    class_weights: str = "none"
+    """balanced: the loss of a class weighs inversely to its rows."""
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    seeds: Sequence[int] = (1, 2, 3)
+    """One head (and one training of the backbone) for each."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seeds", tuple(self.seeds))
+        self.require_choice("mode", MODES)
+        self.require_choice("strands", ("fwd", "concat", "average"))
+        self.require_choice("pooling", ("mean", "max", "last", "position"))
+        self.require_choice("class_weights", ("none", "balanced"))
+        self.require_count("layer", minimum=-1)
+        self.require_count("hidden", minimum=1 if self.pooling == "position" else 0)
+        for key in ("channels", "max_epochs", "patience", "batch_size", "lora_rank"):
+            self.require_count(key)
+        self.require_number("dropout", maximum=0.95)
+        for key in ("learning_rate", "backbone_learning_rate", "weight_decay", "lora_alpha", "lora_dropout"):
+            self.require_number(key)
+        self.require(len(self.seeds) > 0, "seeds", "a list of at least one whole number")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeedResult:
+    """One seed: predictions of every row (a value, or a probability for each class) and how it came about."""
+
+    seed: int
+    predictions: np.ndarray
+    validation: float
+    epochs: int
+    best_epoch: int
+    history: list[dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FineTuneResult:
+    """All seeds of one way to start."""
+
+    seeds: list[SeedResult]
+    model: GenoMoEModel | None
+    """Backbone of the best seed by validation, adapters merged; None without one."""
+    head: nn.Module
+    """Its scale and head."""
+    trained_parameters: int
+
+
+class Batches(IterableDataset):  # type: ignore[type-arg]
+    """Ready batches of rows; shuffled anew each epoch by (seed, epoch)."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], rows: np.ndarray, size: int, *, seed: int | None):
+        self.tensors, self.rows, self.size, self.seed, self.epoch = tensors, rows, size, seed, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        rows = torch.from_numpy(self.rows)
+        if self.seed is not None:
+            order = np.random.default_rng((self.seed, self.epoch)).permutation(len(rows))
+            rows, self.epoch = rows[torch.from_numpy(order)], self.epoch + 1
+        for part in rows.split(self.size):
+            yield tuple(tensor[part] for tensor in self.tensors)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.rows) / self.size)
+
+
+class Scaled(nn.Module):
+    """Features to mean 0 and deviation 1 (over training rows and positions), then a head."""
+
+    def __init__(self, head: nn.Module, mean: Tensor, deviation: Tensor):
+        super().__init__()
+        self.head = head
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        return self.head((features.float() - self.mean) / self.deviation, mask)
+
+
+class FineTuneModule(lightning.LightningModule):
+    """A head, and the features it stands on: kept ones, or a model that makes them."""
+
+    def __init__(
+        self,
+        head: Scaled,
+        model: FeatureModel | None,
+        options: FineTuneOptions,
+        *,
+        copies: int,
+        metric: Metric,
+        classes: int,
+        class_weight: Tensor | None,
+    ):
+        super().__init__()
+        self.head, self.model = head, model
+        self.options, self.copies, self.metric, self.classes = options, copies, metric, classes
+        self.register_buffer("class_weight", class_weight)
+        self.history: list[dict[str, float]] = []
+        self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, -1, {})
+        self._losses: list[float] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """Outputs [B, O], the strands' averaged; inputs are token ids and marks, or features and mask."""
+        if self.model is not None:
+            features, mask = self.model(first.long(), second)
+        else:  # [B, copies, S, F], copies to the front as the model gives them
+            features, mask = first.transpose(0, 1).flatten(0, 1), second.transpose(0, 1).flatten(0, 1)
+        return self.head(features, mask).unflatten(0, (self.copies, -1)).mean(0)
+
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], index: int) -> Tensor:
+        if self.model is not None and self.options.mode == "head":
+            self.model.eval()
+        first, second, target = batch
+        out = self(first, second)
+        if self.classes:
+            loss = F.cross_entropy(out, target, weight=self.class_weight)
+        else:
+            loss = F.mse_loss(out[:, 0], target)
+        self._losses.append(float(loss.detach()))
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], index: int) -> None:
+        first, second, target = batch
+        self._seen.append((self(first, second).cpu(), target.cpu()))
+
+    def on_validation_epoch_end(self) -> None:
+        out, target = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+        self._seen = []
+        value = self.metric(target.double().numpy(), score_of(predictions_of(out, self.classes)))
+        if not math.isfinite(value):
+            value = -1.0
+        self.log("validation", value, prog_bar=True)
+        losses, self._losses = self._losses, []
+        loss = float(np.mean(losses)) if losses else math.nan
+        self.history.append({"epoch": self.current_epoch, "train_loss": loss, "validation": value})
+        if value > self.best[0]:
+            kept = {name: p.detach().clone() for name, p in self.named_parameters() if p.requires_grad}
+            self.best = (value, self.current_epoch, kept)
+
+    def restore_best(self) -> None:
+        """Puts the weights of the best epoch back."""
+        own = dict(self.named_parameters())
+        with torch.no_grad():
+            for name, value in self.best[2].items():
+                own[name].copy_(value)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        groups: list[dict[str, Any]] = []
+        parts: list[tuple[nn.Module | None, float]] = [
+            (self.head, self.options.learning_rate),
+            (self.model, self.options.backbone_learning_rate),
+        ]
+        for part, rate in parts:
+            if part is not None:
+                for group in decay_groups(part.named_parameters(), self.options.weight_decay):
+                    groups.append({**group, "lr": rate})
+        return torch.optim.AdamW(groups)
+
+
+def finetune(
+    data: TaskData,
+    task: TaskConfig,
+    options: FineTuneOptions,
+    make_model: Callable[[], GenoMoEModel],
+    tokenizer: Tokenizer,
+    *,
+    metric: Metric,
+    accelerator: str = "cpu",
+    report: Report | None = None,
+) -> FineTuneResult:
+    """Trains `options.seeds` heads (and, by mode, backbones) and predicts every row with each.
+
+    Args:
+        make_model: a fresh copy of the pretrained model, already on its device.
+        metric: `(labels, scores) -> float`, higher is better; labels are standardised for a regression.
+        accelerator: Lightning's name of the device.
+        report: told in words what is going on.
+
+    Raises ConfigError for settings that do not go together.
+    """
+    tell = report or (lambda text: None)
+    table = TokenTable(data, tokenizer, both_strands=options.strands != "fwd")
+    if options.pooling == "position":
+        options.require(
+            table.positions is not None, "pooling", "mean, max or last, as the sequences differ in length"
+        )
+    results, best, kept = [], -math.inf, None
+    cached = None
+    trained = 0
+    for seed in options.seeds:
+        backbone = make_model()
+        longest = table.longest
+        options.require(
+            longest <= backbone.config.max_context,
+            "mode",
+            f"used with at most {backbone.config.max_context} tokens",
+        )
+        options.require(options.layer <= backbone.config.num_layers, "layer", "at most the model's layers")
+        with _seeded(seed):
+            adapted = prepare_backbone(
+                backbone,
+                options.mode,
+                rank=options.lora_rank,
+                alpha=options.lora_alpha,
+                dropout=options.lora_dropout,
+            )
+            model = FeatureModel(
+                adapted,
+                layer=options.layer,
+                strands=options.strands,
+                pair=task.input == "pair",
+                pad_id=tokenizer.pad_id,
+            )
+            if options.mode == "probe":
+                if cached is None:
+                    tell(f"features of {len(table.ids)} rows")
+                    cached = cache_features(model, table, batch=options.batch_size)
+                    scale = _scale(*(x[data.where("train")[: 8 * SCALE_ROWS]] for x in cached))
+                inputs, source = cached, None
+            else:
+                inputs, source = (torch.from_numpy(table.ids), torch.from_numpy(table.own)), model
+                some = _some_rows(table, data.where("train")[:SCALE_ROWS])
+                scale = _scale(*cache_features(model, some, batch=options.batch_size))
+            head = _new_head(options, model.features, table.positions, data, scale)
+            copies = 2 if options.strands == "average" else 1
+            module, result = _train(head, source, inputs, data, options, copies, metric, accelerator, seed)
+        tell(f"seed {seed}: validation {task.metric} {result.validation:.4f} at epoch {result.best_epoch}")
+        results.append(result)
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        if result.validation > best:
+            best, kept = result.validation, (merge_adapters(adapted), copy.deepcopy(module.head).cpu())
+    assert kept is not None
+    return FineTuneResult(seeds=results, model=kept[0], head=kept[1], trained_parameters=trained)
+
+
+def train_on_one_hot(
+    data: TaskData,
+    options: FineTuneOptions,
+    tokenizer: Tokenizer,
+    *,
+    metric: Metric,
+    accelerator: str = "cpu",
+) -> FineTuneResult:
+    """The same head, seeds and stopping on one-hot bases: what is learnt without any language model."""
+    table = TokenTable(data, tokenizer, both_strands=False)
+    features, mask = one_hot_features(table, tokenizer)
+    scale = torch.zeros(4), torch.ones(4)
+    results, best, kept, trained = [], -math.inf, None, 0
+    for seed in options.seeds:
+        with _seeded(seed):
+            head = _new_head(options, 4, table.positions, data, scale)
+            module, result = _train(head, None, (features, mask), data, options, 1, metric, accelerator, seed)
+        results.append(result)
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        if result.validation > best:
+            best, kept = result.validation, copy.deepcopy(module.head).cpu()
+    assert kept is not None
+    return FineTuneResult(seeds=results, model=None, head=kept, trained_parameters=trained)
+
+
+def predictions_of(out: Tensor, classes: int) -> np.ndarray:
+    """Values [N], or probabilities [N, classes]."""
+    return (out.float().softmax(-1) if classes else out[:, 0]).double().numpy()
+
+
+def score_of(predictions: np.ndarray) -> np.ndarray:
+    """One number a row to rank by: the value, or the probability of the last class."""
+    return predictions if predictions.ndim == 1 else predictions[:, -1]
+
+
+def _train(
+    head: Scaled,
+    source: FeatureModel | None,
+    inputs: tuple[Tensor, Tensor],
+    data: TaskData,
+    options: FineTuneOptions,
+    copies: int,
+    metric: Metric,
+    accelerator: str,
+    seed: int,
+) -> tuple[FineTuneModule, SeedResult]:
+    train, validation = data.where("train"), data.where("validation")
+    classes = len(data.classes)
+    mean, deviation = 0.0, 1.0
+    if classes:
+        targets = torch.from_numpy(data.labels)
+    else:
+        mean, deviation = float(data.labels[train].mean()), float(data.labels[train].std()) or 1.0
+        targets = torch.from_numpy((data.labels - mean) / deviation).float()
+    weight = None
+    if classes and options.class_weights == "balanced":
+        counts = np.bincount(data.labels[train], minlength=classes)
+        weight = torch.from_numpy(counts.sum() / (classes * np.maximum(counts, 1))).float()
+    module = FineTuneModule(
+        head, source, options, copies=copies, metric=metric, classes=classes, class_weight=weight
+    )
+    tensors = (*inputs, targets)
+    trainer = lightning.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        max_epochs=options.max_epochs,
+        callbacks=[EarlyStopping("validation", mode="max", patience=options.patience)],
+        gradient_clip_val=1.0,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(
+        module,
+        DataLoader(Batches(tensors, train, options.batch_size, seed=seed), batch_size=None),
+        DataLoader(Batches(tensors, validation, 4 * options.batch_size, seed=None), batch_size=None),
+    )
+    module.restore_best()
+    predictions = predictions_of(_predict(module, tensors, 4 * options.batch_size), classes)
+    if not classes:
+        predictions = predictions * deviation + mean
+    value, epoch, _ = module.best
+    result = SeedResult(
+        seed=seed,
+        predictions=predictions,
+        validation=value,
+        epochs=len(module.history),
+        best_epoch=epoch,
+        history=module.history,
+    )
+    return module, result
+
+
+def _predict(module: FineTuneModule, tensors: tuple[Tensor, ...], size: int) -> Tensor:
+    module.eval()
+    device = module.head.mean.device
+    rows = np.arange(len(tensors[0]))
+    with torch.inference_mode():
+        parts = [
+            module(first.to(device), second.to(device)).cpu()
+            for first, second, _ in Batches(tensors, rows, size, seed=None)
+        ]
+    return torch.cat(parts)
+
+
+def _new_head(
+    options: FineTuneOptions,
+    features: int,
+    positions: int | None,
+    data: TaskData,
+    scale: tuple[Tensor, Tensor],
+) -> Scaled:
+    head = make_head(
+        options.pooling,
+        features=features,
+        positions=positions,
+        outputs=max(1, len(data.classes)),
+        channels=options.channels,
+        hidden=options.hidden,
+        dropout=options.dropout,
+    )
+    return Scaled(head, *scale)
+
+
+def _scale(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature over the marked positions."""
+    values = features[mask].float()
+    return values.mean(0), values.std(0).clamp(min=1e-6)
+
+
+def _some_rows(table: TokenTable, rows: np.ndarray) -> TokenTable:
+    part = copy.copy(table)
+    part.ids, part.own = table.ids[rows], table.own[rows]
+    return part
+
+
+class _seeded:
+    """Torch's global generator seeded within the block and put back after it."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        self.state = torch.random.get_rng_state()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *rest: object) -> None:
+        torch.random.set_rng_state(self.state)
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (0 for one value)."""
+    found = np.asarray(values, dtype=float)
+    return float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0
+
+
+def split_metrics(
+    result: FineTuneResult, data: TaskData, metrics: Mapping[str, Metric], *, split: str = "test"
+) -> dict[str, list[float]]:
+    """Every metric of every seed on one split.
+
+    Metrics of two classes are taken, for a regression, with labels split at their training median.
+    """
+    rows = data.where(split)
+    labels = data.labels[rows].astype(float)
+    median = float(np.median(data.labels[data.where("train")]))
+    found: dict[str, list[float]] = {}
+    for name, metric in metrics.items():
+        binary = name in ("auroc", "auprc", "mcc") and not data.classes
+        truth = (labels > median).astype(float) if binary else labels
+        found[name] = [metric(truth, score_of(seed.predictions)[rows]) for seed in result.seeds]
+    return found
