@@ -293,10 +293,8 @@ class BlockCache:
 
     def __init__(self, corpus: Corpus, plan: EpochPlan, *, budget: int) -> None:
         self._corpus, self._budget = corpus, budget
-        self._width = plan.block_bases
-        self._reach = plan.config.window
-        self._low = int(plan.segments.starts.min())
-        self._high = int(plan.segments.ends.max())
+        self._starts = np.maximum(plan.block_starts, plan.segments.starts.min())
+        self._ends = np.minimum(plan.block_ends + plan.config.window, plan.segments.ends.max())
         self._blocks: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
         self._held = 0
 
@@ -310,9 +308,8 @@ class BlockCache:
         if found is not None:
             self._blocks.move_to_end(block)
             return found
-        start = max(block * self._width, self._low)
-        end = min((block + 1) * self._width + self._reach, self._high)
-        letters = self._corpus.read(start, end)
+        start = int(self._starts[block])
+        letters = self._corpus.read(start, int(self._ends[block]))
         self._held += len(letters)
         while self._held > self._budget and self._blocks:
             _, (_, dropped) = self._blocks.popitem(last=False)

@@ -3,7 +3,8 @@
 Reading a few kilobases at random is slow in every store; reading megabases in a row is fast. So an epoch is planned
 in three levels, all of them functions of (seed, epoch) alone, never of the number of workers or ranks:
 
-1. The global axis is cut into **blocks** on a fixed grid; a window belongs to the block in which it starts.
+1. The global axis is cut into **blocks** on a fixed grid and between sources; a window belongs to the block in
+   which it starts.
 2. Blocks are shuffled and dealt into **groups** that together fit in memory; the windows of a group are shuffled
    among themselves. A batch therefore mixes windows of as many places as the group has blocks.
 3. Groups are dealt to **lanes**; the epoch takes a run of windows (a batch) from each lane in turn. Workers and ranks
@@ -119,7 +120,7 @@ class Windows(NamedTuple):
     ends: np.ndarray
     """int64, one past the last; ends - starts is shorter than the window at a segment's end."""
     blocks: np.ndarray
-    """int64, the block each window belongs to."""
+    """int64, the block each window starts in: row of EpochPlan.block_starts and block_ends."""
     sources: np.ndarray
     """int32, row of Corpus.sources."""
     minus: np.ndarray
@@ -144,8 +145,9 @@ class _Grid:
         slack_part: np.ndarray | float = 0.0,
     ) -> None:
         self.segments, self.window, self.stride = segments, window, stride
-        reach = np.maximum(segments.ends - segments.starts - window, 0)
-        steps = -(-reach // stride) if covering else reach // stride
+        lengths = segments.ends - segments.starts
+        reach = np.maximum(lengths - window, 0)
+        steps = np.minimum(-(-reach // stride), (lengths - 1) // stride) if covering else reach // stride
         self.counts = 1 + steps
         slack = np.maximum(reach - steps * stride, 0)
         self.phases = (slack_part * (slack + 1)).astype(np.int64)
@@ -183,11 +185,13 @@ class EpochPlan:
         self._key = (config.seed, epoch)
         stride = config.stride or config.window
         self.block_bases = max(config.block_bases, 4 * config.window)
-        if config.mode == "random" and not config.replacement:
+        self._tiles = _Grid(segments, config.window, stride, covering=config.mode == "stride")
+        self._grid = self._tiles
+        if config.mode == "random" and config.replacement:
+            self._grid = _Grid(segments, config.window, 1, covering=False)  # every possible start
+        elif config.mode == "random":
             part = uniform((*self._key, _PHASE), np.arange(len(segments.starts)))
             self._grid = _Grid(segments, config.window, stride, covering=False, slack_part=part)
-        else:
-            self._grid = _Grid(segments, config.window, stride, covering=True)
         self._make_blocks(np.asarray(source_weights, dtype=np.float64))
         self._make_groups()
         self._make_runs()
@@ -216,20 +220,19 @@ class EpochPlan:
     def _make_blocks(self, weights: np.ndarray) -> None:
         """Units to be shuffled: a block, or one draw of a block, and how many windows each gives."""
         segments, grid = self.segments, self._grid
-        cells = np.unique(
-            np.concatenate(
-                [
-                    np.arange(start // self.block_bases, (end - 1) // self.block_bases + 1)
-                    for start, end in _merged_spans(segments, self.block_bases)
-                ]
-            )
-        )
-        edges = cells * self.block_bases
-        first = grid.before(edges)
-        count = grid.before(edges + self.block_bases) - first
+        cells = [
+            np.arange(start // self.block_bases, (end - 1) // self.block_bases + 1) * self.block_bases
+            for start, end in _merged_spans(segments, self.block_bases)
+        ]
+        borders = segments.starts[np.flatnonzero(np.diff(segments.sources, prepend=-1))]
+        lows = np.unique(np.concatenate([*cells, borders]))  # a block holds one source, so that weights are exact
+        highs = np.minimum((lows // self.block_bases + 1) * self.block_bases, np.append(lows[1:], np.iinfo(int).max))
+        first = grid.before(lows)
+        count = grid.before(highs) - first
         keep = count > 0
-        cells, first, count = cells[keep], first[keep], count[keep]
-        self._block_cells, self._block_first, self._block_counts = cells, first, count
+        self.block_starts, self.block_ends = lows[keep], highs[keep]
+        first, count = first[keep], count[keep]
+        self._block_first, self._block_counts = first, count
         sources = segments.sources[grid.starts(first)[0]]
         if (weights < 0).any() or not (weights[np.unique(segments.sources)] > 0).any():
             raise GenoMoEError("Source weights must be non-negative, and one of them positive.")
@@ -238,13 +241,13 @@ class EpochPlan:
             return
         part = weights[sources] / weights[np.unique(segments.sources)].max()
         exact = count * part
-        kept = np.floor(exact + uniform((*self._key, _THIN), cells)).astype(np.int64)
+        kept = np.floor(exact + uniform((*self._key, _THIN), self.block_starts)).astype(np.int64)
         self._units = np.flatnonzero(kept > 0)
         self._unit_sizes = kept[self._units]
 
     def _draw_blocks(self, mass: np.ndarray) -> None:
-        wanted = self.config.samples_per_epoch or self._grid.total
-        size = int(max(1, round(float(self._block_counts.mean()))))
+        wanted = self.config.samples_per_epoch or self._tiles.total
+        size = max(1, round(self._tiles.total / len(mass)))
         draws = -(-wanted // size)
         targets = uniform((*self._key, _DRAW), np.arange(draws)) * mass.sum()
         self._units = np.minimum(np.searchsorted(np.cumsum(mass), targets, side="right"), len(mass) - 1)
@@ -323,7 +326,7 @@ class EpochPlan:
         blocks = self._units[units]
         first, count = self._block_first[blocks], self._block_counts[blocks]
         if self.config.replacement:
-            rows, starts, ends = self._drawn(index, blocks, first, count)
+            numbers = first + (uniform((*self._key, _START), index) * count).astype(np.int64)
         else:
             numbers = first + ranks
             thinned = self._unit_sizes[units] < count
@@ -332,32 +335,14 @@ class EpochPlan:
                 for unit in np.unique(units[thinned]):
                     chosen = units == unit
                     block = self._units[unit]
-                    subset = permutation(
-                        (*self._key, _THIN, int(self._block_cells[block])), int(self._block_counts[block])
-                    )
+                    key = (*self._key, _THIN, int(self.block_starts[block]))
+                    subset = permutation(key, int(self._block_counts[block]))
                     numbers[chosen] = (
                         self._block_first[block] + np.sort(subset[: self._unit_sizes[unit]])[ranks[chosen]]
                     )
-            rows, starts, ends = self._grid.starts(numbers)
+        rows, starts, ends = self._grid.starts(numbers)
         strand = uniform((*self._key, _STRAND), index) < self.config.reverse_complement
-        return Windows(index, starts, ends, self._block_cells[blocks], self.segments.sources[rows], strand)
-
-    def _drawn(
-        self, index: np.ndarray, blocks: np.ndarray, first: np.ndarray, count: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        draw = uniform((*self._key, _START), index)
-        rows, starts, ends = self._grid.starts(first + (draw * count).astype(np.int64))
-        if self.config.mode == "stride":
-            return rows, starts, ends
-        # Anywhere in the grid window's stretch, as long as a whole window fits into the segment.
-        stride = self.config.stride or self.config.window
-        shift = (uniform((*self._key, _START, 1), index) * min(stride, self.config.window)).astype(np.int64)
-        low = self.segments.starts[rows]
-        high = np.maximum(self.segments.ends[rows] - self.config.window, low)
-        cell_end = (self._block_cells[blocks] + 1) * self.block_bases - 1
-        starts = np.minimum(np.minimum(starts + shift, high), np.maximum(cell_end, starts))
-        starts = np.maximum(starts, low)
-        return rows, starts, np.minimum(starts + self.config.window, self.segments.ends[rows])
+        return Windows(index, starts, ends, blocks, self.segments.sources[rows], strand)
 
 
 def _merged_spans(segments: Segments, gap: int) -> list[tuple[int, int]]:
