@@ -12,6 +12,7 @@ Backends, each with the same meaning:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable
@@ -23,7 +24,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from genomoe.ops.attention_long import CUDNN, FLASH, Masking, attention_by_groups, is_large
+from genomoe.ops.attention_kernels import (
+    CUDNN,
+    FLASH,
+    AttentionCache,
+    Masking,
+    call_kernel,
+    cudnn_can_run,
+    is_large,
+    kernel_of,
+)
 
 BACKENDS = ("auto", "reference", "sdpa", "varlen", "te")
 
@@ -57,6 +67,7 @@ def attention(
     causal: bool = True,
     window: int | None = None,
     backend: str = "auto",
+    cache: AttentionCache | None = None,
 ) -> Float[Tensor, "*T H C"]:
     """softmax(q k^T / sqrt(C)) v within each sequence, in the dtype of q.
 
@@ -66,6 +77,7 @@ def attention(
         max_seqlen: longest packed sequence.
         causal: attend to the token itself and what is before it.
         window: with `causal`, attend to at most so many tokens, the token itself included.
+        cache: keeps the output from the first call with these inputs to the second, which does not compute it again.
 
     Raises:
         ValueError: an unknown backend, shapes that do not fit, or a window without `causal`.
@@ -85,54 +97,49 @@ def attention(
         backend = select_attention(
             q_THC.device, q_THC.dtype, packed=cu_seqlens is not None, window=window is not None
         ).name
+    masking = Masking(cu_seqlens=cu_seqlens, max_seqlen=longest or 0, causal=causal, window=window)
     if backend == "varlen":
-        return _varlen(q_THC, k_TGC, v_TGC, cu_seqlens, max_seqlen, causal, window)
-    if backend == "te":
-        return _transformer_engine(q_THC, k_TGC, v_TGC, cu_seqlens, max_seqlen, causal, window)
-    fixed = _reference if backend == "reference" else _sdpa
-    if cu_seqlens is None:
-        return fixed(q_THC, k_TGC, v_TGC, causal, window)
-    return _one_by_one(fixed, q_THC, k_TGC, v_TGC, cu_seqlens, causal, window)
+        return _varlen(q_THC, k_TGC, v_TGC, masking, cache)
+    if backend == "sdpa" and cu_seqlens is None and window is None and (cache is not None or is_large(q_THC)):
+        if cudnn_can_run(q_THC, k_TGC, v_TGC, causal):
+            return call_kernel(q_THC, k_TGC, v_TGC, masking, CUDNN, cache)
+    function = {"te": _transformer_engine, "reference": _reference, "sdpa": _sdpa}[backend]
+    if cu_seqlens is not None and backend != "te":
+        function = functools.partial(_one_by_one, function)
+    if cache is not None:
+        kernel = kernel_of(lambda q, k, v: function(q, k, v, masking))
+        return call_kernel(q_THC, k_TGC, v_TGC, masking, kernel, cache)
+    return function(q_THC, k_TGC, v_TGC, masking)
 
 
-def _one_by_one(
-    fixed: Callable[..., Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor,
-    causal: bool,
-    window: int | None,
-) -> Tensor:
+def _one_by_one(function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, masking: Masking) -> Tensor:
     """Packed sequences, one call each: fine for a few long ones."""
-    lengths = cu_seqlens.diff().tolist()
+    assert masking.cu_seqlens is not None
+    lengths = masking.cu_seqlens.diff().tolist()
     parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-    return torch.cat([fixed(qs[None], ks[None], vs[None], causal, window)[0] for qs, ks, vs in parts if qs.shape[0]])
+    return torch.cat([function(qs[None], ks[None], vs[None], masking)[0] for qs, ks, vs in parts if qs.shape[0]])
 
 
-def _reference(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, window: int | None) -> Tensor:
+def _reference(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, masking: Masking) -> Tensor:
     S, H, C = q_BSHC.shape[1:]
     group = H // k_BSGC.shape[2]
     q_BHSC = q_BSHC.transpose(1, 2).float()
     k_BHSC = k_BSGC.transpose(1, 2).float().repeat_interleave(group, dim=1)
     v_BHSC = v_BSGC.transpose(1, 2).float().repeat_interleave(group, dim=1)
     score_BHSS = q_BHSC @ k_BHSC.transpose(2, 3) / C**0.5
-    if causal:
+    if masking.causal:
         distance_SS = torch.arange(S, device=q_BSHC.device)[:, None] - torch.arange(S, device=q_BSHC.device)
         visible_SS = distance_SS >= 0
-        if window is not None:
-            visible_SS &= distance_SS < window
+        if masking.window is not None:
+            visible_SS &= distance_SS < masking.window
         score_BHSS = score_BHSS.masked_fill(~visible_SS, float("-inf"))
     return (score_BHSS.softmax(-1) @ v_BHSC).transpose(1, 2).to(q_BSHC.dtype)
 
 
-def _sdpa(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, window: int | None) -> Tensor:
-    if window is not None:
-        return _sdpa_banded(q_BSHC, k_BSGC, v_BSGC, window)
-    if is_large(q_BSHC) and q_BSHC.dtype == torch.bfloat16:
-        masking = Masking(cu_seqlens=None, max_seqlen=q_BSHC.shape[1], causal=causal, window=None)
-        return attention_by_groups(q_BSHC, k_BSGC, v_BSGC, masking, CUDNN)
-    return _sdpa_call(q_BSHC, k_BSGC, v_BSGC, causal, None)
+def _sdpa(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, masking: Masking) -> Tensor:
+    if masking.window is not None and masking.window < q_BSHC.shape[1]:
+        return _sdpa_banded(q_BSHC, k_BSGC, v_BSGC, masking.window)
+    return _sdpa_call(q_BSHC, k_BSGC, v_BSGC, masking.causal, None)
 
 
 def _sdpa_call(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
@@ -172,41 +179,14 @@ def _sdpa_banded(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int) ->
     return out.reshape(B, blocks * window, H, C)[:, :S]
 
 
-def _varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    max_seqlen: int | None,
-    causal: bool,
-    window: int | None,
-) -> Tensor:
-    fixed_shape = None
-    if cu_seqlens is None:
-        fixed_shape = q.shape
-        B, S = q.shape[:2]
-        cu_seqlens = torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=q.device)
-        max_seqlen = S
-        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    elif max_seqlen is None:
-        max_seqlen = int(cu_seqlens.diff().max())
-    masking = Masking(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen or 1, causal=causal, window=window)
-    out = attention_by_groups(q, k, v, masking, FLASH) if is_large(q) else _FlashVarlen.apply(q, k, v, masking)
-    return out if fixed_shape is None else out.view(fixed_shape)
-
-
-class _FlashVarlen(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, masking: Masking) -> Tensor:
-        out, kept = FLASH.forward(q, k, v, masking)
-        ctx.save_for_backward(q, k, v, out, *kept)
-        ctx.masking = masking
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, *kept = ctx.saved_tensors
-        return *FLASH.backward(grads[0].contiguous(), q, k, v, out, tuple(kept), ctx.masking), None
+def _varlen(q: Tensor, k: Tensor, v: Tensor, masking: Masking, cache: AttentionCache | None) -> Tensor:
+    if masking.cu_seqlens is not None:
+        longest = masking.max_seqlen or int(masking.cu_seqlens.diff().max())
+        return call_kernel(q, k, v, dataclasses.replace(masking, max_seqlen=longest), FLASH, cache)
+    B, S = q.shape[:2]
+    starts = torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=q.device)
+    packed = dataclasses.replace(masking, cu_seqlens=starts)
+    return call_kernel(*(x.flatten(0, 1) for x in (q, k, v)), packed, FLASH, cache).unflatten(0, (B, S))
 
 
 def transformer_engine_missing() -> str | None:
@@ -227,26 +207,21 @@ def _te_module(heads: int, groups: int, size: int, layout: str, mask: str, windo
     )
 
 
-def _transformer_engine(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    max_seqlen: int | None,
-    causal: bool,
-    window: int | None,
-) -> Tensor:
+def _transformer_engine(q: Tensor, k: Tensor, v: Tensor, masking: Masking) -> Tensor:
     missing = transformer_engine_missing()
     if missing:
         raise ValueError(f"the attention backend 'te' cannot run: {missing}")
+    cu_seqlens = masking.cu_seqlens
     layout = "bshd" if cu_seqlens is None else "thd"
-    mask = ("causal" if cu_seqlens is None else "padding_causal") if causal else "no_mask"
-    left = -1 if window is None else window - 1
-    module = _te_module(q.shape[-2], k.shape[-2], q.shape[-1], layout, mask, (left, 0 if causal else -1))
+    mask = ("causal" if cu_seqlens is None else "padding_causal") if masking.causal else "no_mask"
+    left = -1 if masking.window is None else masking.window - 1
+    window = (left, 0 if masking.causal else -1)
+    module = _te_module(q.shape[-2], k.shape[-2], q.shape[-1], layout, mask, window)
     packed: dict[str, Any] = {}
     if cu_seqlens is not None:
+        longest = masking.max_seqlen or int(cu_seqlens.diff().max())
         packed = {
             "cu_seqlens_q": cu_seqlens, "cu_seqlens_kv": cu_seqlens,
-            "max_seqlen_q": max_seqlen, "max_seqlen_kv": max_seqlen,
+            "max_seqlen_q": longest, "max_seqlen_kv": longest,
         }  # fmt: skip
     return module(q.contiguous(), k.contiguous(), v.contiguous(), **packed).view(q.shape)

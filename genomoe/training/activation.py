@@ -24,18 +24,19 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from genomoe.model.attention import SequenceLayout
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.moe import Routing
 from genomoe.model.transformer import GenoMoEModel, Layer, run_layer
+from genomoe.ops.attention import attention
+from genomoe.ops.attention_kernels import AttentionCache
 from genomoe.ops.recipe import get_recipe
 
 POLICIES = (
@@ -160,29 +161,30 @@ def run_layer_policy(
         kept.append(routing.expert_index_TK.to(torch.uint8 if few else torch.int16))
         return out_TD, routing
 
-    contexts: dict[str, Any] = {}
     if policy.attention:
-        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
+        layout = _keeping_attention(layout, kernels)
     pack, unpack = _STORES[policy.store]
     with saved_tensors_hooks(pack, unpack):
-        return checkpoint(run, x_TD, use_reentrant=False, preserve_rng_state=False, **contexts)
+        return checkpoint(run, x_TD, use_reentrant=False, preserve_rng_state=False)
 
 
-_ATTENTION_OPERATORS = frozenset(
-    {
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::_flash_attention_forward",
-    }
-)
+def _keeping_attention(layout: SequenceLayout, kernels: KernelOptions) -> SequenceLayout:
+    """The same layout, its attention called once: the layer's second run takes the output of the first."""
+    cache = AttentionCache()
 
+    def attend(_index: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        return attention(
+            q,
+            k,
+            v,
+            cu_seqlens=layout.cu_seqlens,
+            max_seqlen=layout.max_seqlen,
+            window=window,
+            backend=kernels.attention,
+            cache=cache,
+        )
 
-def _keep_attention(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    if isinstance(operator, torch._ops.OpOverload) and operator._schema.name in _ATTENTION_OPERATORS:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    return dataclasses.replace(layout, attend=attend)
 
 
 # ---- how a layer's input is kept -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import torch
 
 from genomoe.model.config import ModelConfig, mean_visible_keys
 from genomoe.model.kernels import KernelOptions
-from genomoe.ops.attention_long import LARGEST
+from genomoe.ops.attention_kernels import LARGEST
 from genomoe.ops.loss import LOGITS_AT_ONCE
 from genomoe.training.activation import POLICIES, ActivationPolicy
 from genomoe.training.options import ConfigError, nearest

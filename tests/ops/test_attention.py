@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from genomoe.ops import attention_long
+from genomoe.ops import attention as module
+from genomoe.ops import attention_kernels
 from genomoe.ops.attention import attention, select_attention
 
 LENGTHS = [5, 1, 17, 0, 9]
@@ -65,17 +66,42 @@ def test_heads_in_groups_equal_one_launch(monkeypatch, largest) -> None:
         assert torch.equal(again, out)
         return torch.autograd.grad(again, leaves, grad)
 
-    monkeypatch.setattr(attention_long, "LARGEST", largest)
+    monkeypatch.setattr(attention_kernels, "LARGEST", largest)
+    monkeypatch.setattr(attention_kernels, "is_large", lambda q: q.numel() > largest)
     leaves = qkv(2 * 13, H=12, G=6)
     shaped = [x.unflatten(0, (2, 13)) for x in leaves]
-    masking = attention_long.Masking(cu_seqlens=None, max_seqlen=13, causal=True, window=5)
-    kernel = attention_long.Kernel(forward=forward, backward=backward)
-    groups = len(attention_long.head_groups(shaped[0], 6))
+    masking = attention_kernels.Masking(cu_seqlens=None, max_seqlen=13, causal=True, window=5)
+    kernel = attention_kernels.Kernel(forward=forward, backward=backward)
+    groups = len(attention_kernels.head_groups(shaped[0], 6))
     assert groups == {1: 6, 400: 6, 10**6: 1}[largest]
-    got = with_gradients(attention_long.attention_by_groups(*shaped, masking, kernel), leaves)
+    got = with_gradients(attention_kernels.call_kernel(*shaped, masking, kernel), leaves)
     want = with_gradients(attention(*shaped, window=5, backend="reference"), leaves)
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
         torch.testing.assert_close(a, b, msg=name)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_cache_saves_the_second_run(monkeypatch, packed) -> None:
+    calls: list[int] = []
+    real = module._sdpa_call
+
+    def counting(*args):
+        calls.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(module, "_sdpa_call", counting)
+    leaves = qkv(2 * 13)
+    layout: dict = {"cu_seqlens": torch.tensor([0, 26], dtype=torch.int32)} if packed else {}
+    shaped = leaves if packed else [x.unflatten(0, (2, 13)) for x in leaves]
+    cache = attention_kernels.AttentionCache()
+    first = attention(*shaped, backend="sdpa", cache=cache, **layout)
+    second = attention(*shaped, backend="sdpa", cache=cache, **layout)
+    assert torch.equal(first, second)
+    assert len(calls) == 1
+    assert cache.kept is None
+    want = with_gradients(attention(*shaped, backend="sdpa", **layout), leaves)
+    for a, b in zip(with_gradients(second, leaves), want, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_window_hides_what_is_older() -> None:
@@ -119,7 +145,7 @@ def test_the_choice_comes_with_a_reason() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("largest", [1 << 29, 20_000], ids=["one launch", "head groups"])
 def test_gpu_backends_equal_the_reference(backend, packed, window, largest, monkeypatch) -> None:
-    monkeypatch.setattr(attention_long, "LARGEST", largest)
+    monkeypatch.setattr(attention_kernels, "LARGEST", largest)
     generator = torch.Generator("cuda").manual_seed(0)
     leaves = [
         torch.randn(512, heads, 64, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()
