@@ -13,9 +13,7 @@ from genomoe.ops.pointwise import use_triton
 from genomoe.ops.recipe import set_recipe
 
 
-def rms_norm(
-    x_TD: Float[Tensor, "*T D"], weight_D: Float[Tensor, " D"], eps: float
-) -> Float[Tensor, "*T D"]:
+def rms_norm(x_TD: Float[Tensor, "*T D"], weight_D: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*T D"]:
     """x / rms(x) * weight over the last dimension; float32 inside, the result in the dtype of `x`."""
     x32 = x_TD.float()
     normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)

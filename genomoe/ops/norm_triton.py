@@ -69,9 +69,7 @@ def tile(D: int) -> tuple[int, int, int]:
     return block, rows, 4 if rows * block <= 4096 else 8
 
 
-def norm_forward(
-    x_TD: Tensor, delta_TD: Tensor | None, weight_D: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm_forward(x_TD: Tensor, delta_TD: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """(stream, normed, 1/rms [T] float32); the stream is `x_TD` itself without a delta."""
     T, D = x_TD.shape
     stream_TD = x_TD if delta_TD is None else torch.empty_like(x_TD)

@@ -39,9 +39,7 @@ def sort_by_expert(expert_index_TK: Int[Tensor, "T K"], num_experts: int) -> Exp
     return ExpertOrder(row_N, row_N // K, position_N, counts_E, counts_E.cumsum(0).to(torch.int32))
 
 
-def combine(
-    y_ND: Float[Tensor, "N D"], scores_TK: Float[Tensor, "T K"], order: ExpertOrder
-) -> Float[Tensor, "T D"]:
+def combine(y_ND: Float[Tensor, "N D"], scores_TK: Float[Tensor, "T K"], order: ExpertOrder) -> Float[Tensor, "T D"]:
     """Sum of each token's K expert outputs, weighted by its scores; the sum in float32."""
     T, K = scores_TK.shape
     y_TKD = y_ND[order.position_N].view(T, K, y_ND.shape[1])

@@ -43,9 +43,7 @@ class RopeScaling:
         if not (isinstance(self.factor, (int, float)) and math.isfinite(self.factor) and self.factor >= 1):
             raise ValueError(f"rope_scaling.factor must be at least 1, got {self.factor!r}")
         if not (isinstance(self.original_max_context, int) and self.original_max_context >= 1):
-            raise ValueError(
-                f"rope_scaling.original_max_context must be at least 1, got {self.original_max_context!r}"
-            )
+            raise ValueError(f"rope_scaling.original_max_context must be at least 1, got {self.original_max_context!r}")
         if not self.beta_fast > self.beta_slow > 0:
             raise ValueError(
                 f"rope_scaling wants beta_fast > beta_slow > 0, got {self.beta_fast!r} and {self.beta_slow!r}"
@@ -56,9 +54,7 @@ class RopeScaling:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(fields) - known)
         if unknown:
-            raise ValueError(
-                f"there is no field rope_scaling.{unknown[0]}; fields: {', '.join(sorted(known))}"
-            )
+            raise ValueError(f"there is no field rope_scaling.{unknown[0]}; fields: {', '.join(sorted(known))}")
         for name in ("kind", "factor", "original_max_context"):
             if name not in fields:
                 raise ValueError(f"rope_scaling lacks the field {name}")
@@ -77,9 +73,7 @@ class RopeTable(NamedTuple):
     sin_SP: Tensor
 
 
-def rope_frequencies(
-    head_size: int, theta: float, scaling: RopeScaling | None
-) -> tuple[Float[Tensor, " P"], float]:
+def rope_frequencies(head_size: int, theta: float, scaling: RopeScaling | None) -> tuple[Float[Tensor, " P"], float]:
     """Angular frequency of each pair (float64, radians per position) and the scale of cosine and sine."""
     pair_P = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
     if scaling is None:

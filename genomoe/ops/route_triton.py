@@ -60,9 +60,7 @@ def route_forward_kernel(
         picked += tl.where(hit, 1.0, 0.0)
         ranking = tl.where(hit, float("-inf"), ranking)
     scores = chosen / tl.sum(chosen, axis=1)[:, None]
-    tl.store(
-        scores_ptr + row[:, None] * K + choice[None, :], scores, mask=(row < T)[:, None] & (choice < K)[None, :]
-    )
+    tl.store(scores_ptr + row[:, None] * K + choice[None, :], scores, mask=(row < T)[:, None] & (choice < K)[None, :])
 
     # sums over the counted rows of this program: loads, probabilities, (z, tokens)
     z = top + tl.log(total)

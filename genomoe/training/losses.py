@@ -39,9 +39,9 @@ def next_token_loss(
 ) -> LossOutput:
     """Weighted mean cross-entropy of `hidden @ lm_head_weight.T` against `labels`.
 
-    The work is `genomoe.ops.loss.linear_cross_entropy`: `chunk` tokens are projected at a time (None: as many as
-    fit its bound), softmax and sums are float32, and the backward pass can run once. A label whose weight is 0
-    may be any valid id.
+    See `genomoe.ops.loss.linear_cross_entropy`: products in the dtype of `hidden` with float32 results, softmax and
+    sums in float32, `chunk` tokens at a time, the gradient made while a chunk's logits exist. A label whose weight
+    is 0 may be any valid id.
     """
     weights_T = weights.flatten().float()
     sums = linear_cross_entropy(hidden.flatten(0, -2), lm_head_weight, labels.flatten(), weights_T, chunk=chunk)
@@ -50,6 +50,6 @@ def next_token_loss(
         loss=sums.weighted_nats / weight_sum.clamp_min(torch.finfo(torch.float32).tiny),
         weighted_nats_sum=sums.weighted_nats.detach(),
         weight_sum=weight_sum,
-        nats_sum=sums.nats.detach(),
+        nats_sum=sums.nats,
         count=(weights_T > 0).sum().float(),
     )

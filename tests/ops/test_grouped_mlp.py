@@ -60,9 +60,7 @@ def gradients(y: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, tor
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "options", [{}, {"chunk_tokens": 7}, {"save": "recompute", "chunk_tokens": 16}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"chunk_tokens": 7}, {"save": "recompute", "chunk_tokens": 16}], ids=str)
 @pytest.mark.parametrize("backend", ["reference", "grouped_mm"])
 @pytest.mark.parametrize(("case", "T", "E", "K"), CASES)
 def test_backends_equal_the_reference(case, T, E, K, backend, options, dtype) -> None:

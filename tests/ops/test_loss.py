@@ -33,9 +33,7 @@ def test_equals_pytorch(chunk, z_coef) -> None:
     assert got.weighted_nats.item() == pytest.approx(want.item(), rel=1e-6)
     assert got.nats.item() == pytest.approx(nats[weights > 0].sum().item(), rel=1e-6)
     exact = torch.autograd.grad(3 * want, (hidden, weight))
-    for name, a, b in zip(
-        ("hidden", "weight"), torch.autograd.grad(3 * got[0], (hidden, weight)), exact, strict=True
-    ):
+    for name, a, b in zip(("hidden", "weight"), torch.autograd.grad(3 * got[0], (hidden, weight)), exact, strict=True):
         assert ((a - b).norm() / b.norm()).item() < 1e-6, name
 
 

@@ -16,6 +16,7 @@ from genomoe.ops.route import _SplitProduct, route, split_bfloat16
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []  # the same tests on the real thing
 # relative error (Frobenius); bfloat16: one unit in the last place (2^-7), since Triton's interpreter truncates
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 

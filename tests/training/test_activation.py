@@ -19,6 +19,7 @@ EVERYTHING = CONFIG.replace(
     qk_norm=True, num_shared_experts=1, router_scores="sigmoid", router_bias_balancing=True, window=8, global_every=2
 )
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []  # the same tests on the real thing
 TOKENS = torch.randint(0, 16, (2, 24), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 VALID = (torch.arange(24, device=DEVICE) < 20).expand(2, 24)
 # an input rounded to e4m3 is off by up to 2^-4, 3 % in the mean, in every layer; its gradients by as much
@@ -44,10 +45,21 @@ def step(config: ModelConfig, policy, dtype: torch.dtype = torch.float32, **opti
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p != "none" and "mxfp8" not in p])
 @pytest.mark.parametrize("experts", ["reference", "grouped_mm"])
 def test_gradients_are_equal_bit_by_bit(policy, dtype, config, experts) -> None:
+    if DEVICE == "cuda" and experts == "grouped_mm" and dtype == torch.float32:
+        pytest.skip("grouped products of torch are bfloat16 only on CUDA")
     want = step(config, "none", dtype, experts=experts)
     got = step(config, policy, dtype, experts=experts)
     for name, value in want.items():
-        assert torch.equal(got[name], value), name
+        same(got[name], value, name)
+
+
+def same(got: torch.Tensor, want: torch.Tensor, name: str) -> None:
+    """Bit by bit on the CPU; on CUDA attention and embedding gradients are summed by atomics, in any order."""
+    if DEVICE == "cpu":
+        assert torch.equal(got, want), name
+    else:
+        error = (got.float() - want.float()).norm() / want.float().norm()
+        assert error < (2e-2 if got.dtype == torch.bfloat16 else 1e-4), (name, error.item())
 
 
 @pytest.mark.parametrize("policy", [p for p in POLICIES if "mxfp8" in p])
@@ -64,7 +76,7 @@ def test_policies_mix_layer_by_layer() -> None:
     want = step(CONFIG, "none")
     got = step(CONFIG, ["mlp", "none", "layer+attention"])
     for name, value in want.items():
-        assert torch.equal(got[name], value), name
+        same(got[name], value, name)
 
 
 def test_chunked_experts_change_nothing_but_the_order_of_sums() -> None:
@@ -78,7 +90,7 @@ def test_chunked_experts_change_nothing_but_the_order_of_sums() -> None:
 def kept_bytes(policy: str, dtype: torch.dtype) -> float:
     """Bytes per token and layer that the outermost graph keeps, parameters not counted, each storage once."""
     torch.manual_seed(0)
-    model = GenoMoEModel(CONFIG, dtype=dtype, kernels=KernelOptions(experts="grouped_mm"))
+    model = GenoMoEModel(CONFIG, device=DEVICE, dtype=dtype, kernels=KernelOptions(experts="grouped_mm"))
     apply_policy(model, policy)
     import genomoe.training.activation as activation
 
@@ -102,9 +114,9 @@ def kept_bytes(policy: str, dtype: torch.dtype) -> float:
         patch.setattr(activation, "_pack_recipe", lambda t: count(pack_recipe(t)))
         if policy == "none":
             with saved_tensors_hooks(lambda t: count(t.detach()), lambda t: t):
-                out = model(TOKENS.cpu(), compute_logits=False)
+                out = model(TOKENS, compute_logits=False)
         else:
-            out = model(TOKENS.cpu(), compute_logits=False)
+            out = model(TOKENS, compute_logits=False)
     assert out.hidden.requires_grad
     return sum(storages.values()) / TOKENS.numel() / CONFIG.num_layers
 
@@ -144,7 +156,7 @@ def test_a_policy_can_be_replaced_and_inference_ignores_it() -> None:
     apply_policy(model, "none")
     assert model.kernels == dataclasses.replace(model.kernels, activation="none")
     with torch.no_grad():
-        assert torch.equal(model(TOKENS).logits, inside)
+        torch.testing.assert_close(model(TOKENS).logits, inside)
 
 
 def test_unknown_policies_are_named() -> None:

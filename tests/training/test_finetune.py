@@ -80,9 +80,7 @@ def test_every_mode_learns(table, mode):
     )
     (value,) = split_metrics(result, data, {"pearson": pearson})["pearson"]
     assert value > 0.6
-    changed = {
-        name for name, tensor in result.model.state_dict().items() if not torch.equal(tensor, before[name])
-    }
+    changed = {name for name, tensor in result.model.state_dict().items() if not torch.equal(tensor, before[name])}
     if mode in ("probe", "head"):
         assert not changed
     else:
@@ -111,9 +109,7 @@ def test_stops_early_and_keeps_the_best_epoch(table):
     import dataclasses
 
     noise = dataclasses.replace(data, labels=scrambled)
-    result = finetune(
-        noise, task, options(seeds=[1], max_epochs=50, patience=2), make_model, TOKENIZER, metric=pearson
-    )
+    result = finetune(noise, task, options(seeds=[1], max_epochs=50, patience=2), make_model, TOKENIZER, metric=pearson)
     (seed,) = result.seeds
     assert seed.epochs < 50
     assert seed.validation == max(row["validation"] for row in seed.history)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
 from genomoe.model import GenoMoEModel, KernelOptions, ModelConfig
 from genomoe.ops.loss import linear_cross_entropy
@@ -16,6 +11,7 @@ from genomoe.training.activation import POLICIES, apply_policy
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []  # the same tests on the real thing
 CONFIG = ModelConfig(
     vocab_size=16, hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_size=16, expert_size=32,
     num_experts=4, top_k=2, max_context=64,
@@ -51,7 +47,9 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("change", [{}, {"qk_norm": True, "router_scores": "sigmoid", "window": 4}], ids=["plain", "more"])
+@pytest.mark.parametrize(
+    "change", [{}, {"qk_norm": True, "router_scores": "sigmoid", "window": 4}], ids=["plain", "more"]
+)
 def test_fused_equals_plain(packed, change) -> None:
     config = CONFIG.replace(**change)
     assert_close(step("triton", "none", config, packed), step("torch", "none", config, packed))
@@ -60,5 +58,8 @@ def test_fused_equals_plain(packed, change) -> None:
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p != "none" and "mxfp8" not in p])
 def test_fused_is_bitwise_the_same_under_a_policy(policy) -> None:
     want, got = step("triton", "none"), step("triton", policy)
+    if DEVICE == "cuda":  # attention and embedding gradients are summed by atomics there
+        assert_close(got, want)
+        return
     for name, value in want.items():
         assert torch.equal(got[name], value), name

@@ -58,9 +58,7 @@ def grouped_mlp(
     if backend not in PLAIN:
         raise ValueError(f"there is no expert backend {backend!r}; backends: auto, {', '.join(PLAIN)}")
     if precision != "bf16" or save == "mxfp8":
-        raise ValueError(
-            f"the expert backend {backend!r} has neither precision={precision!r} nor save={save!r}"
-        )
+        raise ValueError(f"the expert backend {backend!r} has neither precision={precision!r} nor save={save!r}")
     experts = PLAIN[backend]
     step = chunk_tokens or max(T, 1)
     out = []

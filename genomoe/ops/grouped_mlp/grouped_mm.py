@@ -27,9 +27,7 @@ def unsupported(x_TD: Tensor, w_up_E2ID: Tensor) -> str | None:
         return f"torch._grouped_mm has no kernel for {x_TD.device.type}"
     step = 16 // x_TD.element_size()
     if D % step or I % step:
-        return (
-            f"torch._grouped_mm needs row strides of 16 bytes: hidden size {D} and expert width {I} by {step}"
-        )
+        return f"torch._grouped_mm needs row strides of 16 bytes: hidden size {D} and expert width {I} by {step}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Without a GPU, Triton kernels run in its interpreter; the switch is read when a kernel module is imported."""
+"""Without a GPU, Triton kernels run in its interpreter; the switch is read when Triton is first imported."""
 
 from __future__ import annotations
 
