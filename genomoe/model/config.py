@@ -23,11 +23,7 @@ def _positive(name: str, value: object) -> None:
 
 
 def _fraction(name: str, value: object) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not (math.isfinite(value) and value >= 0)
-    ):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
         raise ValueError(f"model.{name} must be a finite number of at least 0, got {value!r}")
 
 
@@ -108,17 +104,13 @@ class ModelConfig:
         if isinstance(self.num_shared_experts, bool) or self.num_shared_experts < 0:
             raise ValueError(f"model.num_shared_experts must be at least 0, got {self.num_shared_experts!r}")
         if self.router_scores not in ("softmax", "sigmoid"):
-            raise ValueError(
-                f"model.router_scores must be 'softmax' or 'sigmoid', got {self.router_scores!r}"
-            )
+            raise ValueError(f"model.router_scores must be 'softmax' or 'sigmoid', got {self.router_scores!r}")
         if self.window is not None:
             _positive("window", self.window)
         if self.global_every is not None:
             _positive("global_every", self.global_every)
             if self.window is None:
-                raise ValueError(
-                    "model.global_every is set but model.window is not: every layer is global already"
-                )
+                raise ValueError("model.global_every is set but model.window is not: every layer is global already")
         if self.rope_scaling is not None and self.max_context > self.rope_scaling.longest_context:
             raise ValueError(
                 f"model.max_context={self.max_context} is longer than the RoPE scaling covers "

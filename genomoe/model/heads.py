@@ -14,9 +14,7 @@ from torch import Tensor, nn
 Pooling = Literal["mean", "max", "last"]
 
 
-def pool(
-    hidden_BSD: Float[Tensor, "B S D"], valid_BS: Bool[Tensor, "B S"], how: Pooling
-) -> Float[Tensor, "B D"]:
+def pool(hidden_BSD: Float[Tensor, "B S D"], valid_BS: Bool[Tensor, "B S"], how: Pooling) -> Float[Tensor, "B D"]:
     """One float32 vector per sequence from its non-padding tokens; a sequence without any gives zeros.
 
     Args:
@@ -66,9 +64,7 @@ class SequenceHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(size, outputs, device=device)
 
-    def forward(
-        self, hidden_BSD: Float[Tensor, "B S D"], valid_BS: Bool[Tensor, "B S"]
-    ) -> Float[Tensor, "B O"]:
+    def forward(self, hidden_BSD: Float[Tensor, "B S D"], valid_BS: Bool[Tensor, "B S"]) -> Float[Tensor, "B O"]:
         """Predictions, float32."""
         with torch.autocast(hidden_BSD.device.type, enabled=False):
             x_BD = pool(hidden_BSD, valid_BS, self.pooling)

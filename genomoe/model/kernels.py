@@ -37,12 +37,8 @@ class KernelOptions:
             ("attention", BACKENDS),
         ):
             if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"kernels.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
-                )
+                raise ValueError(f"kernels.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         for name in ("chunk_tokens", "loss_chunk"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"kernels.{name} must be null or a whole number of at least 1, got {value!r}"
-                )
+                raise ValueError(f"kernels.{name} must be null or a whole number of at least 1, got {value!r}")

@@ -82,13 +82,9 @@ def from_mixtral_config(fields: Mapping[str, Any]) -> ModelConfig:
         ValueError: not a Mixtral configuration, or a RoPE rule we do not have.
     """
     if fields.get("model_type", "mixtral") != "mixtral":
-        raise ValueError(
-            f"config.json describes a {fields['model_type']!r} model, but only 'mixtral' can be imported"
-        )
+        raise ValueError(f"config.json describes a {fields['model_type']!r} model, but only 'mixtral' can be imported")
     if fields.get("hidden_act", "silu") != "silu":
-        raise ValueError(
-            f"config.json has hidden_act={fields['hidden_act']!r}, but only 'silu' can be imported"
-        )
+        raise ValueError(f"config.json has hidden_act={fields['hidden_act']!r}, but only 'silu' can be imported")
     rope = dict(fields.get("rope_parameters") or {})
     if fields.get("rope_scaling"):
         rope = {**fields["rope_scaling"], **rope}
@@ -107,9 +103,7 @@ def from_mixtral_config(fields: Mapping[str, Any]) -> ModelConfig:
             }
         scaling = RopeScaling(kind=kind, factor=rope["factor"], original_max_context=original, **extra)
     elif kind != "default":
-        raise ValueError(
-            f"config.json has RoPE rule {kind!r}, but only default, linear and yarn can be imported"
-        )
+        raise ValueError(f"config.json has RoPE rule {kind!r}, but only default, linear and yarn can be imported")
     heads = fields["num_attention_heads"]
     return ModelConfig(
         vocab_size=fields["vocab_size"],
@@ -167,9 +161,7 @@ def from_mixtral_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict
 
     def take(name: str) -> Tensor:
         if name not in left:
-            raise ValueError(
-                f"the Mixtral checkpoint has no tensor {name!r}: it is incomplete or of another model"
-            )
+            raise ValueError(f"the Mixtral checkpoint has no tensor {name!r}: it is incomplete or of another model")
         return left.pop(name)
 
     out: dict[str, Tensor] = {}
@@ -198,7 +190,5 @@ def from_mixtral_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict
         out[ours + "moe.experts.w_up"], out[ours + "moe.experts.w_down"] = torch.stack(up), torch.stack(down)
     extra = [name for name in left if "rotary_emb" not in name]
     if extra:
-        raise ValueError(
-            f"the Mixtral checkpoint has a tensor Mixtral's arithmetic does not use: {extra[0]!r}"
-        )
+        raise ValueError(f"the Mixtral checkpoint has a tensor Mixtral's arithmetic does not use: {extra[0]!r}")
     return out

@@ -88,9 +88,7 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The weights of all experts of a layer, stacked; `genomoe.ops.grouped_mlp` multiplies them."""
 
-    def __init__(
-        self, config: ModelConfig, *, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         super().__init__()
         E, D, I = config.num_experts, config.hidden_size, config.expert_size
         self.w_up = nn.Parameter(torch.empty(E, 2 * I, D, device=device, dtype=dtype))
@@ -115,9 +113,7 @@ class Experts(nn.Module):
 class SharedExpert(nn.Module):
     """One dense SwiGLU as wide as all shared experts together; every token passes through it."""
 
-    def __init__(
-        self, config: ModelConfig, *, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         super().__init__()
         width = config.num_shared_experts * config.expert_size
         self.up = Projection(config.hidden_size, 2 * width, bias=False, device=device, dtype=dtype)
@@ -131,9 +127,7 @@ class SharedExpert(nn.Module):
 class MoE(nn.Module):
     """Router, experts and shared expert of one layer."""
 
-    def __init__(
-        self, config: ModelConfig, *, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.router = Router(config, device=device)
         self.experts = Experts(config, device=device, dtype=dtype)
@@ -154,9 +148,7 @@ class MoE(nn.Module):
         return y_TD, Routing(index_TK, scores_TK.detach(), stats)
 
 
-def router_losses(
-    routing: tuple[Routing, ...], *, reduce: Callable[[Tensor], Any] | None = None
-) -> dict[str, Tensor]:
+def router_losses(routing: tuple[Routing, ...], *, reduce: Callable[[Tensor], Any] | None = None) -> dict[str, Tensor]:
     """Mean over the layers of the Switch balance loss (arXiv:2101.03961, eq. 4) and the z-loss (arXiv:2202.08906).
 
     balance = E * sum_e f_e P_e with f_e the share of the T*K choices that went to expert e and P_e the mean

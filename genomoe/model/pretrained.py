@@ -28,9 +28,7 @@ from genomoe.model.mixtral import from_mixtral_config, from_mixtral_state, to_mi
 from genomoe.model.transformer import GenoMoEModel
 
 TOKENIZER_FILE = "tokenizer.json"
-OUR_TOKENIZER_FILE = (
-    "genomoe_tokenizer.json"  # in a Mixtral folder, where tokenizer.json is the other library's
-)
+OUR_TOKENIZER_FILE = "genomoe_tokenizer.json"  # in a Mixtral folder, where tokenizer.json is the other library's
 SHARD_BYTES = 5 * 10**9
 
 
@@ -151,9 +149,7 @@ def export_mixtral(
             names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
             index = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
             total = sum(t.nbytes for shard in shards for t in shard.values())
-            _write_json(
-                new / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index}
-            )
+            _write_json(new / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
         for name, shard in zip(names, shards, strict=True):
             save_file(shard, new / name, {"format": "pt"})
         config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **fields}
@@ -254,9 +250,7 @@ def _read_tensors(files: list[Path]) -> dict[str, Tensor]:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder under a temporary name beside `folder`, which it replaces when the block ends without error."""
-    if folder.exists() and not (
-        folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())
-    ):
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())):
         raise FileExistsError(f"{folder} exists and is not a model folder: choose another place or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -18,6 +18,7 @@ from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.linear import Projection
 from genomoe.model.moe import MoE, Routing, router_losses
+from genomoe.ops.embedding import embed
 from genomoe.ops.norm import add_rms_norm
 from genomoe.ops.rope import RopeTable, rope_table
 
@@ -38,9 +39,7 @@ class ModelOutput(NamedTuple):
 class RMSNorm(nn.Module):
     """Holds the weight of `genomoe.ops.norm`."""
 
-    def __init__(
-        self, size: int, eps: float, *, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
+    def __init__(self, size: int, eps: float, *, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
@@ -202,7 +201,7 @@ class GenoMoEModel(nn.Module):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else self.embed.weight.dtype
         with torch.autocast(device, enabled=False):
-            x_TD = self.embed(tokens.reshape(-1)).to(dtype)
+            x_TD = embed(tokens.reshape(-1), self.embed.weight).to(dtype)
             states = [x_TD] if output_hidden_states else []
             routing = []
             for index, layer in enumerate(self.layers):
@@ -238,9 +237,7 @@ class GenoMoEModel(nn.Module):
         table = self._table
         if table is None or table.cos_SP.shape[0] < length or table.cos_SP.device != device:
             config = self.config
-            table = rope_table(
-                length, config.head_size, config.rope_theta, config.rope_scaling, device=device
-            )
+            table = rope_table(length, config.head_size, config.rope_theta, config.rope_scaling, device=device)
             self._table = table
         return table
 
@@ -263,9 +260,7 @@ class GenoMoEModel(nn.Module):
             batch, longest = 1, int(cu_seqlens.diff().max()) if max_seqlen is None else max_seqlen
             if position_T is None:
                 row_T = torch.arange(tokens.shape[0], device=tokens.device)
-                start_T = torch.repeat_interleave(
-                    cu_seqlens[:-1], cu_seqlens.diff(), output_size=tokens.shape[0]
-                )
+                start_T = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=tokens.shape[0])
                 position_T = row_T - start_T
         if longest > self.config.max_context:
             raise ValueError(

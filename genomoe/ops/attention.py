@@ -100,9 +100,9 @@ def attention(
     masking = Masking(cu_seqlens=cu_seqlens, max_seqlen=longest or 0, causal=causal, window=window)
     if backend == "varlen":
         return _varlen(q_THC, k_TGC, v_TGC, masking, cache)
-    if backend == "sdpa" and cu_seqlens is None and window is None and (cache is not None or is_large(q_THC)):
-        if cudnn_can_run(q_THC, k_TGC, v_TGC, causal):
-            return call_kernel(q_THC, k_TGC, v_TGC, masking, CUDNN, cache)
+    by_hand = backend == "sdpa" and cu_seqlens is None and window is None and (cache is not None or is_large(q_THC))
+    if by_hand and cudnn_can_run(q_THC, k_TGC, v_TGC, causal):
+        return call_kernel(q_THC, k_TGC, v_TGC, masking, CUDNN, cache)
     function = {"te": _transformer_engine, "reference": _reference, "sdpa": _sdpa}[backend]
     if cu_seqlens is not None and backend != "te":
         function = functools.partial(_one_by_one, function)

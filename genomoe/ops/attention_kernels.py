@@ -49,7 +49,7 @@ def is_large(q: Tensor) -> bool:
 
 
 class AttentionCache:
-    """The output of one attention call and what its backward pass needs, from the first run of a layer to the second."""
+    """The output of one attention call and what its backward pass needs, from a layer's first run to its second."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] | None = None

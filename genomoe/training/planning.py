@@ -1,4 +1,4 @@
-"""What a configuration costs before it is run: parameters, FLOPs, memory by part, step time, longest context. One device.
+"""What a configuration costs before it is run, on one device: parameters, FLOPs, memory by part, time, longest context.
 
 Axis legend: T tokens of a step on one device, D hidden size, L layers, H query heads, G key/value heads, C head size,
 E experts, K choices, I expert width, V vocabulary.
@@ -98,7 +98,7 @@ class Device:
 
 
 DEVICES = {
-    # the H200 as measured on one (8192^3 products, a 4 GiB copy); the others from their data sheets times the same ratios
+    # the H200 as measured on one (8192^3 products, a 4 GiB copy); the others: their data sheets times the same ratios
     "h200": Device(name="H200", memory_bytes=139.8 * GIB, bf16_flops=767e12, fp8_flops=1484e12, bandwidth=4.28e12),
     "h100": Device(name="H100", memory_bytes=79.1 * GIB, bf16_flops=767e12, fp8_flops=1484e12, bandwidth=2.9e12),
     "b200": Device(name="B200", memory_bytes=178.0 * GIB, bf16_flops=1700e12, fp8_flops=3400e12, bandwidth=7.0e12),

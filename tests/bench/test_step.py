@@ -1,4 +1,4 @@
-"""The step benchmark: rows of both implementations, failures recorded, the budget kept, results written as they come."""
+"""The step benchmark: rows of both implementations, failures recorded, the budget kept, results written early."""
 
 from __future__ import annotations
 
