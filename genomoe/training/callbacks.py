@@ -14,7 +14,7 @@ from genomoe.training.options import ConfigError
 
 
 class Checkpoint(lightning.Callback):
-    """Saves the whole training state every `every_n_steps` updates and at the end; keeps the newest `keep`.
+    """Saves the whole training state every `every_n_steps` updates, on SIGTERM and at the end; keeps the newest `keep`.
 
     An older one is deleted only after a newer one is safely under its name.
     """
@@ -31,7 +31,7 @@ class Checkpoint(lightning.Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         """Save when the number of updates is due."""
         step = trainer.global_step
-        due = step % self.every_n_steps == 0 or step == trainer.max_steps
+        due = step % self.every_n_steps == 0 or step == trainer.max_steps or trainer.received_sigterm
         if due and step != self._saved_step:
             self._saved_step = step
             trainer.save_checkpoint(checkpoint_path(self.folder, step))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from genomoe.data.collate import Batch
 from genomoe.genome.errors import GenoMoEError
-from genomoe.model.moe import router_losses
+from genomoe.model.moe import Routing, router_losses
 from genomoe.model.transformer import GenoMoEModel, ModelOutput
 from genomoe.training.losses import NATS_PER_BIT, LossOutput, next_token_loss
 from genomoe.training.metrics import BitsPerBase
@@ -81,11 +81,17 @@ class CausalModule(lightning.LightningModule):
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Next-base loss plus the router losses, nats."""
         loss, output = self.losses(batch)
-        router = router_losses(output.routing)
+        router = router_losses(output.routing, reduce=_sum_over_ranks)
         config = self.model.config
         self.tokens_seen += batch.num_tokens
         self._last = {"batch": batch, "loss": loss, "router": router, "routing": output.routing}
-        return loss.loss + config.aux_loss_coef * router["balance"] + config.z_loss_coef * router["z"]
+        if config.router_bias_balancing:
+            for counts_E, layer in zip(self._counts, output.routing, strict=True):
+                counts_E += layer.stats.counts_E
+        # Ranks whose windows weigh less count less: the mean over ranks is the weighted mean of all windows.
+        mean_weight = _sum_over_ranks(loss.weight_sum.clone()) / self.trainer.world_size
+        next_base = loss.loss * loss.weight_sum / mean_weight if self.trainer.world_size > 1 else loss.loss
+        return next_base + config.aux_loss_coef * router["balance"] + config.z_loss_coef * router["z"]
 
     def on_validation_epoch_start(self) -> None:
         """Start the sums afresh."""
@@ -108,6 +114,14 @@ class CausalModule(lightning.LightningModule):
         schedule = make_schedule(optimizer, self.total_steps, self.optim)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Update the weights, then, in loss-free balancing, the routers' biases by the loads since the last time."""
+        super().optimizer_step(*args, **kwargs)
+        if self.model.config.router_bias_balancing:
+            for counts_E, layer in zip(self._counts, self.model.layers, strict=True):
+                layer.moe.router.update_balance_bias(_sum_over_ranks(counts_E))
+                counts_E.zero_()
+
     def configure_gradient_clipping(
         self,
         optimizer: Any,
@@ -126,7 +140,8 @@ class CausalModule(lightning.LightningModule):
     # ---- metrics -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Start the clock of the throughput."""
+        """Start the clock of the throughput and the counts of the loads."""
+        self._counts = torch.zeros(self.model.config.num_layers, self.model.config.num_experts, device=self.device)
         self._clock = (time.perf_counter(), self.tokens_seen)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_index: int) -> None:
@@ -148,6 +163,7 @@ class CausalModule(lightning.LightningModule):
             "train/loss": float(loss.loss.detach()),
             "train/bits_per_base": float(loss.nats_sum / loss.count.clamp_min(1)) / NATS_PER_BIT,
             **{f"train/router_{name}": float(value.detach()) for name, value in self._last["router"].items()},
+            "train/expert_load_max": max(_relative_load(layer) for layer in self._last["routing"]),
             "train/grad_norm": float(self._last["grad_norm"]),
             "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
             "train/tokens_seen": self.tokens_seen,
@@ -183,6 +199,19 @@ class CausalModule(lightning.LightningModule):
             f"batch of samples {shown}; the weights were not updated and the last checkpoint is good: lower "
             "optim.learning_rate, or look at these samples."
         )
+
+
+def _sum_over_ranks(values: Tensor) -> Tensor:
+    """Sum in place over all ranks, where there are several; returns its argument."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values)
+    return values
+
+
+def _relative_load(layer: Routing) -> float:
+    """Tokens of the busiest expert over the mean: 1 when balanced, E when all go to one."""
+    counts_E = layer.stats.counts_E
+    return float(counts_E.max() / counts_E.float().mean().clamp_min(1e-9))
 
 
 def first_non_finite(model: nn.Module, compute: Any) -> str:

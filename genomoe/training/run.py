@@ -16,9 +16,10 @@ import lightning
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
+from genomoe.genome.errors import GenoMoEError
 from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.pretrained import save_pretrained
@@ -31,6 +32,10 @@ from genomoe.training.planning import Device, require_fit, step_shape
 from genomoe.training.precision import PrecisionConfig
 from genomoe.training.pretrain import CausalModule
 from genomoe.training.run_directory import RunDirectory, environment, open_run, write_provenance
+
+
+class Terminated(GenoMoEError):
+    """The run was asked to stop (SIGTERM) and did, after a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,6 +277,10 @@ def fit(
             trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
         except MisconfigurationException as error:
             raise ConfigError(" ".join(str(error).split())) from error
+        except SIGTERMException:
+            raise Terminated(
+                f"terminated after step {trainer.global_step}, which was saved; start the same command again to go on."
+            ) from None
         if trainer.interrupted:
             raise KeyboardInterrupt
     return trainer

@@ -94,6 +94,17 @@ def test_accumulating_two_batches_is_one_update(tiny: tuple[str, ...], tmp_path:
     assert metrics["train/tokens_seen"].iloc[-1] == 3 * 2 * 4 * 64
 
 
+def test_loss_free_balancing_moves_the_biases(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    overrides = [*tiny, "+model.router_bias_balancing=true", "trainer.max_steps=3", f"paths.run_dir={tmp_path / 'run'}"]
+    model, _ = from_pretrained(pretrain(compose_config("pretrain", overrides)).run.model)
+    for layer in model.layers:
+        bias_E = layer.moe.router.balance_bias_E
+        assert bias_E is not None
+        # Each of three updates moves each bias by the rate up or down (or not at all, at exactly the mean load).
+        assert bias_E.abs().max() <= 3 * model.config.router_bias_rate + 1e-9
+        assert bias_E.abs().sum() > 0
+
+
 def test_packed_batches_train(tiny: tuple[str, ...], tmp_path: Path) -> None:
     overrides = [*tiny, "data.pack=true", "trainer.max_steps=3", f"paths.run_dir={tmp_path / 'run'}"]
     assert pretrain(compose_config("pretrain", overrides)).steps == 3

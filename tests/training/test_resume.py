@@ -37,6 +37,16 @@ def outcome(run_dir: Path) -> tuple[pd.DataFrame, bytes]:
     return metrics, (run_dir / "model" / "model.safetensors").read_bytes()
 
 
+def wait_for_step(step: int, process: subprocess.Popen[str], run_dir: Path) -> None:
+    """Return as soon as metrics.csv holds a row of `step`."""
+    deadline = time.monotonic() + 120
+    metrics = run_dir / "metrics.csv"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) <= step:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.002)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
@@ -66,16 +76,26 @@ def test_kill_and_resume_equals_an_uninterrupted_run(
 ) -> None:
     run_dir = tmp_path / "run"
     process = start(tiny, run_dir)
-    deadline = time.monotonic() + 120
-    metrics = run_dir / "metrics.csv"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) <= kill_after:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.002)
+    wait_for_step(kill_after, process, run_dir)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert not (run_dir / "model").exists()
     finish((*tiny, "data.num_workers=2"), run_dir)  # the number of loader processes may differ
+    for got, wanted in zip(outcome(run_dir), outcome(uninterrupted), strict=True):
+        assert got.equals(wanted) if isinstance(got, pd.DataFrame) else got == wanted
+
+
+def test_sigterm_saves_the_step_it_reached(uninterrupted: Path, tiny: tuple[str, ...], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    rare = (*tiny, "callbacks.checkpoint.every_n_steps=1000")
+    process = start(rare, run_dir)
+    wait_for_step(5, process, run_dir)
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "terminated after step" in output
+    assert len(list_checkpoints(run_dir / "checkpoints")) == 1
+    finish(rare, run_dir)
     for got, wanted in zip(outcome(run_dir), outcome(uninterrupted), strict=True):
         assert got.equals(wanted) if isinstance(got, pd.DataFrame) else got == wanted
 
