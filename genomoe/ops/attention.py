@@ -158,25 +158,23 @@ def _sdpa_call(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, mas
 def _sdpa_banded(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int) -> Tensor:
     """A sliding window in blocks of `window` queries, each against its own and the previous block of keys.
 
-    Work grows as S * 2 * window instead of S^2; every block but the first has the same mask.
+    Work grows as S * 2 * window instead of S^2; all blocks but the first share one mask.
     """
     B, S, H, C = q_BSHC.shape
-    blocks = -(-S // window)
-    pad = blocks * window - S
+    first = _sdpa_call(q_BSHC[:, :window], k_BSGC[:, :window], v_BSGC[:, :window], True, None)
+    blocks = -(-S // window) - 1
+    pad = (blocks + 1) * window - S
     q, k, v = (F.pad(x, (0, 0, 0, 0, 0, pad)) for x in (q_BSHC, k_BSGC, v_BSGC))
 
     def bands(x: Tensor) -> Tensor:
-        own = x.view(B, blocks, window, -1, C)
-        return torch.cat([F.pad(own, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1], own], dim=2).flatten(0, 1)
+        blocked = x.view(B, blocks + 1, window, -1, C)
+        return torch.cat([blocked[:, :-1], blocked[:, 1:]], dim=2).flatten(0, 1)
 
     row = torch.arange(window, device=q.device)[:, None]
     column = torch.arange(2 * window, device=q.device) - window
-    visible = (column <= row) & (column > row - window)
-    first = visible & (column >= 0)
-    mask = visible.repeat(B, blocks, 1, 1)
-    mask[:, 0] = first
-    out = _sdpa_call(q.view(B * blocks, window, H, C), bands(k), bands(v), False, mask.flatten(0, 1)[:, None])
-    return out.reshape(B, blocks * window, H, C)[:, :S]
+    mask = (column <= row) & (column > row - window)
+    rest = _sdpa_call(q[:, window:].reshape(B * blocks, window, H, C), bands(k), bands(v), False, mask)
+    return torch.cat([first, rest.reshape(B, blocks * window, H, C)], dim=1)[:, :S]
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, masking: Masking, cache: AttentionCache | None) -> Tensor:
@@ -186,7 +184,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, masking: Masking, cache: AttentionC
     B, S = q.shape[:2]
     starts = torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=q.device)
     packed = dataclasses.replace(masking, cu_seqlens=starts)
-    return call_kernel(*(x.flatten(0, 1) for x in (q, k, v)), packed, FLASH, cache).unflatten(0, (B, S))
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    return call_kernel(q, k, v, packed, FLASH, cache).unflatten(0, (B, S))
 
 
 def transformer_engine_missing() -> str | None:

@@ -196,10 +196,11 @@ def kernel_of(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Kernel:
 
     def backward(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: tuple[Tensor, ...], masking: Masking
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         with torch.enable_grad():
-            return torch.autograd.grad(function(*leaves), leaves, grad)
+            dq, dk, dv = torch.autograd.grad(function(*leaves), leaves, grad)
+        return dq, dk, dv
 
     return Kernel(forward=forward, backward=backward)
 
@@ -208,7 +209,7 @@ def cudnn_can_run(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     """Whether PyTorch would let cuDNN take these [B, S, heads, C] tensors."""
     if not q.is_cuda:
         return False
-    parameters = torch.backends.cuda.SDPAParams(
-        *(x.transpose(1, 2) for x in (q, k, v)), None, 0.0, causal, q.shape[2] != k.shape[2]
-    )
+    gqa = q.shape[2] != k.shape[2]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa)
     return torch.backends.cuda.can_use_cudnn_attention(parameters)
