@@ -107,7 +107,9 @@ def validate(inputs: list[str], *, as_json: bool) -> int:
         if not check.errors:
             print(f"{check.path}: ok, {check.bases:,} bases in {check.contigs:,} records")
     if errors:
-        print(f"{errors:,} errors in {sum(check.errors > 0 for check in checks)} of {len(checks)} files", file=sys.stderr)
+        print(
+            f"{errors:,} errors in {sum(check.errors > 0 for check in checks)} of {len(checks)} files", file=sys.stderr
+        )
     return 1 if errors else 0
 
 
@@ -138,7 +140,9 @@ def describe(inputs: list[str], *, as_json: bool, report: Path | None) -> None:
     console = Console(width=max(console.width, 120))
     console.print(_source_table(", ".join(inputs), sources))
     for row in duplicates.head(20).to_dict("records"):
-        console.print(f"{escape(row['source'])}/{escape(row['contig'])} has the same letters as {escape(row['same_as'])}")
+        console.print(
+            f"{escape(row['source'])}/{escape(row['contig'])} has the same letters as {escape(row['same_as'])}"
+        )
     if not len(duplicates):
         console.print("No two contigs are the same.")
     elif len(duplicates) > 20:

@@ -130,9 +130,7 @@ def parse_file(path: Path, raw: Path) -> ParsedFile:
     digest_of_file = file_sha256(path)
     if file_signature(str(path)) != (info.st_size, info.st_mtime_ns):
         raise IntegrityError(f"{path} changed while it was being read; run the build again.")
-    return ParsedFile(
-        path, raw, info.st_size, info.st_mtime_ns, digest_of_file, contigs, lower, letters_table, warned
-    )
+    return ParsedFile(path, raw, info.st_size, info.st_mtime_ns, digest_of_file, contigs, lower, letters_table, warned)
 
 
 def build_corpus(
@@ -420,9 +418,7 @@ def _write_attributes(layout: _Layout, path: Path) -> None:
         letters = read_spans(layout.spans_of(start, min(start + SHARD_BASES, total)))
         digest.update(pack(letters.tobytes()))
     sources = []
-    for source, files, masked in zip(
-        layout.description.sources, layout.files, layout.soft_masked, strict=True
-    ):
+    for source, files, masked in zip(layout.description.sources, layout.files, layout.soft_masked, strict=True):
         sources.append(
             {
                 "name": source.name,

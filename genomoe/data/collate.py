@@ -106,9 +106,7 @@ class RawBatch:
         if not self.packed:
             shape = (len(self.sizes), longest)
             tokens, labels, weights = tokens.view(shape), labels.view(shape), weights.view(shape)
-            return Batch(
-                tokens=tokens, labels=labels, weights=weights, max_seqlen=longest, index=index, tags=self.tags
-            )
+            return Batch(tokens=tokens, labels=labels, weights=weights, max_seqlen=longest, index=index, tags=self.tags)
         count = torch.arange(longest)
         return Batch(
             tokens=tokens,
@@ -183,9 +181,7 @@ class Encoder:
             tags=tags,
         )
 
-    def _kmers(
-        self, columns: list[bytes], starts: np.ndarray, lengths: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray:
+    def _kmers(self, columns: list[bytes], starts: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """k-mers of each sequence, its remainder by the tokenizer's rule; a k-mer weighs the mean of its bases,
         and 0 where one of them is ambiguous. In a fixed window the last bases of a short sequence (fewer than k - 1)
         are left out where their single-base tokens would not fit."""

@@ -147,9 +147,7 @@ class GenomeDataModule(lightning.LightningDataModule):
         if corpus is not None and val:
             raise GenoMoEError("data.corpus is divided by data.split; leave data.val empty.")
         self.corpus_spec = corpus
-        self.split = SplitConfig(
-            **{k: tuple(v) if k in ("valid", "test") else v for k, v in (split or {}).items()}
-        )
+        self.split = SplitConfig(**{k: tuple(v) if k in ("valid", "test") else v for k, v in (split or {}).items()})
         self.tokenizer: Tokenizer = make_tokenizer(tokenizer)
         self.train_paths, self.val_paths = train, val
         self.context_length, self.batch_size = context_length, batch_size
@@ -207,9 +205,7 @@ class GenomeDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """The rest of the current epoch, then, iterated again, the next epoch."""
-        return BatchLoader(
-            self.train_dataset, num_workers=self.num_workers, pin_memory=self.pin_memory, advance=True
-        )
+        return BatchLoader(self.train_dataset, num_workers=self.num_workers, pin_memory=self.pin_memory, advance=True)
 
     def val_dataloader(self) -> BatchLoader | list[Any]:
         """Non-overlapping windows that cover each held-out contig once, plus strand, in genome order."""
@@ -269,7 +265,7 @@ class GenomeDataModule(lightning.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Counts the training batches that reach the model."""
         if self.trainer is not None and self.trainer.training and self._train is not None:
-            self._train.consumed += self._train.world_size
+            self._train.advance()
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """StreamingGenomeDataset: batches of windows from a corpus, the same whoever reads them and however often it stops.
 
 The batch with global number b of an epoch holds the windows [b B, (b + 1) B) of that epoch's plan. Rank r of R takes
-the batches b = r, r + R, r + 2R, ...; of those, worker w of W takes every W-th. So the stream of a rank doesn't depend
-on the number of workers, and the union over ranks doesn't depend on the number of ranks.
+the batches b = r, r + R, r + 2R, ...; of those, worker w of W takes every W-th. So the stream of a rank doesn't
+depend on the number of workers, and the union over ranks doesn't depend on the number of ranks. Batches that are used
+up are counted over all ranks, so a run may continue on another number of ranks: what is left is shared out anew.
 """
 
 from __future__ import annotations
@@ -74,8 +75,7 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         self.encoder = Encoder(tokenizer, soft_mask_weight, masked)
         self._weights = np.array([source.weight for source in corpus.sources])
         self._names = [source.name for source in corpus.sources]
-        self.epoch = 0
-        self.consumed = 0
+        self.epoch = self.consumed = self.steps = 0
         self.set_shard(rank, world_size)
         self._plan: EpochPlan | None = None
         self._bounds: tuple[int, np.ndarray] | None = None
@@ -88,7 +88,12 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` from its beginning."""
-        self.epoch, self.consumed = epoch, 0
+        self.epoch, self.consumed, self.steps = epoch, 0, 0
+
+    def advance(self) -> None:
+        """Count one batch of every rank as used: the stream continues after it, here and in a saved state."""
+        self.consumed = min(self.consumed + self.world_size, self.num_batches)
+        self.steps += 1
 
     def plan(self) -> EpochPlan:
         """The current epoch's windows."""
@@ -141,14 +146,19 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
     def _padded(self, tokens: np.ndarray) -> np.ndarray:
         return -(-tokens // self.pad_to_multiple) * self.pad_to_multiple
 
-    def __len__(self) -> int:
-        """Batches this rank gets in a whole epoch."""
-        return -(-(len(self.bounds()) - 1) // self.world_size)
+    @property
+    def num_batches(self) -> int:
+        """Batches of the whole epoch, over all ranks."""
+        return len(self.bounds()) - 1
 
     @property
     def remaining(self) -> int:
         """Batches this rank still gets in the current epoch."""
-        return len(self) - self.consumed // self.world_size
+        return -(-(self.num_batches - self.consumed) // self.world_size)
+
+    def __len__(self) -> int:
+        """Batches this rank gets in the whole epoch, those already used included."""
+        return self.steps + self.remaining
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the current epoch: every batch of this rank and worker that isn't consumed yet."""
@@ -160,13 +170,11 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         reader = BlockCache(self.corpus, self.plan(), budget=self.cache_bases(workers))
         bounds = self.bounds()
-        first_step = self.consumed // self.world_size
-        for step in range(first_step + worker, len(self), workers):
-            number = step * self.world_size + self.rank
-            lo, hi = (
-                (bounds[number], bounds[number + 1]) if number + 1 < len(bounds) else (bounds[-1], bounds[-1])
-            )
-            yield self.make_raw(int(lo), int(hi), reader)
+        first = self.consumed + self.rank
+        for step in range(worker, self.remaining, workers):
+            number = min(first + step * self.world_size, self.num_batches)
+            following = min(number + 1, self.num_batches)
+            yield self.make_raw(int(bounds[number]), int(bounds[following]), reader)
 
     def cache_bases(self, workers: int) -> int:
         """Bases of decoded blocks one worker may keep."""
@@ -201,9 +209,7 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
             tags=names + ("",) * filler,
         )
 
-    def _gather(
-        self, windows: Windows, room: np.ndarray, reader: BlockCache
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _gather(self, windows: Windows, room: np.ndarray, reader: BlockCache) -> tuple[np.ndarray, np.ndarray]:
         """Letters of the windows, each at the start of its room of that many bases, on the strand it is read from."""
         starts = np.cumsum(room) - room
         letters = np.full(int(room.sum()), PAD_LETTER, dtype=np.uint8)
@@ -228,11 +234,15 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands: JSON-ready. `consumed` counts batches of the epoch over all ranks."""
+        """Where the stream stands: JSON-ready.
+
+        `consumed` counts the epoch's used batches over all ranks, `steps` those of each rank.
+        """
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
             "consumed": self.consumed,
+            "steps": self.steps,
             "fingerprint": self.fingerprint(),
         }
 
@@ -249,7 +259,7 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
                 f"The data state has version {state.get('version')!r}; this GenoMoE reads version {STATE_VERSION}."
             )
         check_fingerprint(state["fingerprint"], self.fingerprint())
-        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
+        self.epoch, self.consumed, self.steps = (int(state[key]) for key in ("epoch", "consumed", "steps"))
         if self.remaining <= 0:
             self.set_epoch(self.epoch + 1)
 
@@ -275,14 +285,8 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any]) -> None:
         if saved[key] != current[key]:
             detail = f"{saved[key]!r} then, {current[key]!r} now"
             if isinstance(saved[key], dict):
-                names = [
-                    name
-                    for name in saved[key] | current[key]
-                    if saved[key].get(name) != current[key].get(name)
-                ]
-                detail = ", ".join(
-                    f"{n}: {saved[key].get(n)!r} then, {current[key].get(n)!r} now" for n in names
-                )
+                names = [name for name in saved[key] | current[key] if saved[key].get(name) != current[key].get(name)]
+                detail = ", ".join(f"{n}: {saved[key].get(n)!r} then, {current[key].get(n)!r} now" for n in names)
             raise GenoMoEError(
                 f"The data stream can't be resumed with another {key} ({detail}); use the saved setting."
             )

@@ -224,9 +224,7 @@ def read_regions(path: Path, lengths: Mapping[str, int]) -> Regions:
         try:
             contig, start, end = fields[0], int(fields[1]), int(fields[2])
         except (IndexError, ValueError):
-            raise InputError(
-                f"{path}:{number}: a BED line holds contig, start and end, found {line[:60]!r}."
-            ) from None
+            raise InputError(f"{path}:{number}: a BED line holds contig, start and end, found {line[:60]!r}.") from None
         if contig not in lengths:
             close = difflib.get_close_matches(contig, lengths, n=3)
             raise InputError(

@@ -66,9 +66,7 @@ class FastaCorpus:
             place_regions(source, n, self.contigs, np.flatnonzero(self.contigs.sources == n), all_lengths[n])
             for n, source in enumerate(description.sources)
         ]
-        self.segments = Segments(
-            *(np.concatenate(c) for c in zip(*(p.segments for p in placed), strict=True))
-        )
+        self.segments = Segments(*(np.concatenate(c) for c in zip(*(p.segments for p in placed), strict=True)))
         self._extra_mask = np.concatenate([p.mask for p in placed])
         infos = []
         for number, source in enumerate(description.sources):

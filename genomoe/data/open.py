@@ -63,6 +63,4 @@ def _reweighted(sources: tuple[Any, ...], weights: Mapping[str, float] | None) -
             raise GenoMoEError(f"weights names the source {name!r}; the sources are {', '.join(names)}.")
         if not float(weight) >= 0:
             raise GenoMoEError(f"The weight of source {name!r} must be zero or more, got {weight}.")
-    return tuple(
-        source._replace(weight=float((weights or {}).get(source.name, source.weight))) for source in sources
-    )
+    return tuple(source._replace(weight=float((weights or {}).get(source.name, source.weight))) for source in sources)

@@ -95,9 +95,7 @@ class SamplingConfig:
         if self.stride is not None and self.stride < 1:
             raise GenoMoEError(f"sampling.stride must be at least 1, got {self.stride}.")
         if self.samples_per_epoch is not None and self.samples_per_epoch < 1:
-            raise GenoMoEError(
-                f"sampling.samples_per_epoch must be at least 1, got {self.samples_per_epoch}."
-            )
+            raise GenoMoEError(f"sampling.samples_per_epoch must be at least 1, got {self.samples_per_epoch}.")
         if self.samples_per_epoch is not None and not self.replacement:
             raise GenoMoEError("sampling.samples_per_epoch needs sampling.replacement=true.")
         if self.mode not in ("stride", "random"):
@@ -176,9 +174,7 @@ class EpochPlan:
     Memory is proportional to the number of blocks and runs, not of windows.
     """
 
-    def __init__(
-        self, segments: Segments, source_weights: np.ndarray, config: SamplingConfig, epoch: int
-    ) -> None:
+    def __init__(self, segments: Segments, source_weights: np.ndarray, config: SamplingConfig, epoch: int) -> None:
         if not len(segments.starts):
             raise GenoMoEError("No bases are left to sample from; loosen the filters of the corpus.")
         self.config, self.epoch, self.segments = config, epoch, segments
@@ -258,9 +254,7 @@ class EpochPlan:
         count = len(self._units)
         order = permutation((*self._key, _BLOCK_ORDER), count) if self.config.shuffle else np.arange(count)
         self._unit_order = order
-        span = (
-            min(self.block_bases, int((self.segments.ends - self.segments.starts).sum())) + self.config.window
-        )
+        span = min(self.block_bases, int((self.segments.ends - self.segments.starts).sum())) + self.config.window
         spans = np.minimum(self._unit_sizes[order] * self.config.window, span)
         before = np.cumsum(spans) - spans
         group_of = before // self.config.group_bases

@@ -61,10 +61,7 @@ def split_segments(corpus: Corpus, config: SplitConfig) -> dict[str, Segments]:
     """
     assigned = _assign(corpus, config)
     rows = locate(corpus.contigs, corpus.segments.starts)
-    split = {
-        name: corpus.segments.take(np.flatnonzero(assigned[rows] == number))
-        for number, name in enumerate(SPLITS)
-    }
+    split = {name: corpus.segments.take(np.flatnonzero(assigned[rows] == number)) for number, name in enumerate(SPLITS)}
     if not len(split["train"].starts):
         raise GenoMoEError("The split leaves no contig to train on; hold out less.")
     return split
@@ -83,9 +80,7 @@ def _assign(corpus: Corpus, config: SplitConfig) -> np.ndarray:
     for number, patterns in ((1, config.valid), (2, config.test)):
         for pattern in patterns:
             if config.by == "source":
-                chosen = np.array([fnmatch.fnmatchcase(name, pattern) for name in source_names])[
-                    contigs.sources
-                ]
+                chosen = np.array([fnmatch.fnmatchcase(name, pattern) for name in source_names])[contigs.sources]
             else:
                 chosen = np.array(
                     [
@@ -110,9 +105,7 @@ def cluster_contigs(corpus: Corpus, similarity: float, *, k: int = K, scale: int
     """Cluster number of every contig: contigs joined, directly or through others, by shared k-mers."""
     contigs = corpus.contigs
     hashes, owners = [], []
-    for row, (offset, length) in enumerate(
-        zip(contigs.offsets.tolist(), contigs.lengths.tolist(), strict=True)
-    ):
+    for row, (offset, length) in enumerate(zip(contigs.offsets.tolist(), contigs.lengths.tolist(), strict=True)):
         found = np.unique(_sketch_span(corpus, offset, offset + length, k, scale)[0])
         hashes.append(found)
         owners.append(np.full(len(found), row))
@@ -201,9 +194,7 @@ def find_leaks(
     training place train_source, train_contig, train_position that most of those k-mers come from (to a window).
     """
     if window < 4 * scale + k:
-        raise GenoMoEError(
-            f"A window of {window} bases is too short to sample; use at least {4 * scale + k}."
-        )
+        raise GenoMoEError(f"A window of {window} bases is too short to sample; use at least {4 * scale + k}.")
     hashes, places = _sketch_segments(train, k, scale)
     order = np.argsort(hashes, kind="stable")
     hashes, places = hashes[order], places[order]

@@ -192,6 +192,4 @@ def _histogram(lengths: np.ndarray) -> str:
             f"<rect x='230' y='{number * 20}' width='{width:.1f}' height='15' fill='#2a6f97'/>"
             f"<text x='{238 + width:.0f}' y='{number * 20 + 12}' font-size='11'>{count:,}</text>"
         )
-    return (
-        f"<svg width='760' height='{len(values) * 20}' role='img' aria-label='contig lengths'>{''.join(rows)}</svg>"
-    )
+    return f"<svg width='760' height='{len(values) * 20}' role='img' aria-label='contig lengths'>{''.join(rows)}</svg>"

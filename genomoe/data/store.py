@@ -112,9 +112,7 @@ class ZarrCorpus:
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of each source file as it was when the store was built, by its path."""
-        return {
-            file["path"]: file["sha256"] for source in self.attributes["sources"] for file in source["files"]
-        }
+        return {file["path"]: file["sha256"] for source in self.attributes["sources"] for file in source["files"]}
 
     def verify(self) -> None:
         """Read everything and compare it with the recorded hash; raises IntegrityError for the first difference."""
@@ -128,16 +126,12 @@ class ZarrCorpus:
                     f"{self.path}: a chunk near base {start * BASES_PER_BYTE:,} is damaged ({error})."
                 ) from None
         if digest.hexdigest() != self.attributes["sequence_sha256"]:
-            raise IntegrityError(
-                f"{self.path}: the sequence isn't the one that was built; build the store again."
-            )
+            raise IntegrityError(f"{self.path}: the sequence isn't the one that was built; build the store again.")
 
     def _open(self) -> zarr.Group:
         if not self.path.is_dir():
             require_file(self.path)
-            raise GenoMoEError(
-                f"{self.path} is a file, not a corpus store; build one with `genomoe corpus build`."
-            )
+            raise GenoMoEError(f"{self.path} is a file, not a corpus store; build one with `genomoe corpus build`.")
         try:
             group = zarr.open_group(str(self.path), mode="r", zarr_format=3)
             group.attrs["genomoe"]

@@ -180,7 +180,11 @@ def test_positions_past_two_to_the_31():
 
 def test_hashes_are_what_they_were():
     """The order of every published run hangs on these numbers."""
-    assert hash64((1, 2, 3), np.arange(3)).tolist() == [10367161747497984765, 11162872676378339006, 11341791844062387154]
+    assert hash64((1, 2, 3), np.arange(3)).tolist() == [
+        10367161747497984765,
+        11162872676378339006,
+        11341791844062387154,
+    ]
     assert permutation((7,), 8).tolist() == [3, 4, 6, 0, 1, 7, 2, 5]
     assert abs(uniform((5,), np.arange(10_000)).mean() - 0.5) < 0.01
 

@@ -60,9 +60,7 @@ def test_windows_are_the_bases_the_plan_names_on_the_strand_it_names():
         letters = corpus.read(int(windows.starts[row]), int(windows.ends[row])).tobytes()
         expected = reverse_complement(letters) if windows.minus[row] else letters
         assert data.tokenizer.decode(tokens.numpy()) == expected.decode().upper()
-        weights = np.array(
-            [0.1 if letter.islower() else 1.0 for letter in expected.decode()], dtype=np.float32
-        )
+        weights = np.array([0.1 if letter.islower() else 1.0 for letter in expected.decode()], dtype=np.float32)
         assert np.array_equal(batch.weights[row, : len(weights) - 1].numpy(), weights[1:])
         assert torch.equal(batch.labels[row, : len(weights) - 1], tokens[1 : len(weights)])
     assert (batch.weights[:, -1] == 0).all()
@@ -72,9 +70,7 @@ def test_windows_are_the_bases_the_plan_names_on_the_strand_it_names():
 def test_validation_covers_the_held_out_contig_once_in_order():
     data = yeast(context_length=1000)
     reference = Reference("bundled:yeast/SkudIFO1802_1_GCF_947243775.1_Skud-IFO1802_genomic.fna.gz")
-    text = "".join(
-        data.tokenizer.decode(row.numpy()) for batch in data.val_dataloader() for row in batch.tokens
-    )
+    text = "".join(data.tokenizer.decode(row.numpy()) for batch in data.val_dataloader() for row in batch.tokens)
     ((contig, length),) = reference.contigs.items()
     assert text == reference.fetch_array(contig, 0, length).tobytes().decode().upper()
 

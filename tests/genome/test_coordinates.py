@@ -31,7 +31,9 @@ def test_interval_text_round_trip(contig, start, length, strand):
     assert Interval.parse(str(interval)) == interval
 
 
-@given(names, st.integers(0, 10**10), st.text("ACGTN", min_size=1, max_size=5), st.text("ACGTN", min_size=1, max_size=5))
+@given(
+    names, st.integers(0, 10**10), st.text("ACGTN", min_size=1, max_size=5), st.text("ACGTN", min_size=1, max_size=5)
+)
 def test_variant_text_round_trip(contig, position, ref, alt):
     variant = Variant(contig, position, ref, alt)
     assert Variant.parse(str(variant)) == variant

@@ -40,9 +40,7 @@ def slow_parse(content: bytes) -> list[tuple[str, str]] | None:
             records.append((words[0], []))
         elif not records:
             stripped = clean.encode("latin-1").strip()
-            if stripped and (
-                clean[0] not in ";#" or clean.startswith("##fileformat") or clean.startswith("##gff")
-            ):
+            if stripped and (clean[0] not in ";#" or clean.startswith("##fileformat") or clean.startswith("##gff")):
                 return None
         else:
             for character in clean:

@@ -28,7 +28,11 @@ GOOD = {
     "comments first": (b"; made by x\n# and y\n>a\nACGT\n", {"a": b"ACGT"}, [("comment", 1), ("comment", 2)]),
     "space after the mark": (b"> a b\nACGT\n", {"a": b"ACGT"}, [("space-after-mark", 1)]),
     "blanks in a line": (b">a\nAC GT \nAC\tGT\n", {"a": b"ACGTACGT"}, [("blank-in-line", 2)]),
-    "header only": (b">a\n>b\nACGT\n>c\n", {"a": b"", "b": b"ACGT", "c": b""}, [("no-sequence", 1), ("no-sequence", 4)]),
+    "header only": (
+        b">a\n>b\nACGT\n>c\n",
+        {"a": b"", "b": b"ACGT", "c": b""},
+        [("no-sequence", 1), ("no-sequence", 4)],
+    ),
     "RNA": (b">a\nACGT\nACGU\n", {"a": b"ACGTACGU"}, [("rna", 3)]),
     "byte-order mark": (b"\xef\xbb\xbf>a\nACGT\n", {"a": b"ACGT"}, [("byte-order-mark", 1)]),
     "mostly ambiguous": (b">p\n" + b"MKVHSDRW" * 7 + b"\n", {"p": b"MKVHSDRW" * 7}, [("mostly-ambiguous", 1)]),
