@@ -1,0 +1,124 @@
+"""The fused grouped MLP: Triton passes around the fastest products, little kept for backward.
+
+Reference: `reference.py`, same signature, same result. What differs is how:
+
+* tokens are grouped on the device into padded segments (`layout.py`); nothing waits for the host, no token is dropped;
+* SwiGLU, the router's score and all quantisation happen in the epilogues of the products beside them;
+* backward needs only gate and up (bf16 or MXFP8) or nothing at all (recompute), beside the layer's inputs; the score's
+  gradient comes from <da, a>, so that expert outputs are never kept;
+* every sum has a fixed order: results are bitwise equal from run to run;
+* with ``chunk_tokens`` the buffers that grow with T K exist for one chunk of tokens at a time.
+
+Axes: T tokens, K choices, S slots, D model, I expert width, E experts.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from jaxtyping import Float, Float32, Int
+from torch import Tensor
+
+from . import products_bf16, products_fp8
+from .launch import combine_rows
+from .layout import ExpertLayout, expert_layout
+from .saved import SavedUp
+
+PRODUCTS: dict[str, ModuleType] = {"bf16": products_bf16, "fp8": products_fp8}
+ALIGNMENT = 32
+"""Model and expert widths must be multiples of this: the MXFP8 block."""
+
+
+def fused(
+    x_TD: Float[Tensor, "T D"],
+    w_up_E2ID: Float[Tensor, "E 2I D"],
+    w_down_EDI: Float[Tensor, "E D I"],
+    expert_index_TK: Int[Tensor, "T K"],
+    scores_TK: Float32[Tensor, "T K"],
+    *,
+    precision: str = "bf16",
+    save: str = "bf16",
+    chunk_tokens: int | None = None,
+) -> Float[Tensor, "T D"]:
+    """See `genomoe.ops.grouped_mlp.grouped_mlp`. Needs Triton, bfloat16 and widths that are multiples of 32."""
+    return _Fused.apply(
+        x_TD, w_up_E2ID, w_down_EDI, expert_index_TK, scores_TK, precision, save, chunk_tokens
+    )
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w_up, w_down, index, scores, precision, save, chunk_tokens):
+        products = PRODUCTS[precision]
+        ctx.precision, ctx.save = precision, save
+        ctx.chunks = _chunks(x.shape[0], chunk_tokens)
+        kept: list[Tensor | None] = []
+        out = torch.empty_like(x)
+        save_now = save if save != "recompute" and any(ctx.needs_input_grad[:5]) else None
+        for start, end in ctx.chunks:
+            layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
+            activation, saved = products.up(x[start:end], w_up, layout, save_now)
+            y = products.down(activation, w_down, layout)
+            del activation
+            combine_rows(y, layout, out=out[start:end])
+            if saved:
+                kept += [*layout, *saved]
+        ctx.save_for_backward(x, w_up, w_down, index, scores, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx, dy):
+        products = PRODUCTS[ctx.precision]
+        x, w_up, w_down, index, scores, *kept = ctx.saved_tensors
+        dy = dy.contiguous()  # the gradient of a sum is an expanded tensor, which grouped products refuse
+        dx, dscores = torch.empty_like(x), torch.empty_like(scores)
+        accumulator = _Accumulator(len(ctx.chunks))
+        for chunk, (start, end) in enumerate(ctx.chunks):
+            if kept:
+                part = kept[chunk * KEPT_FIELDS : (chunk + 1) * KEPT_FIELDS]
+                layout = ExpertLayout(*part[:LAYOUT_FIELDS])
+                saved = SavedUp(*part[LAYOUT_FIELDS:])
+            else:
+                layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
+                _, saved = products.up(x[start:end], w_up, layout, "bf16")
+            dx_SD, dw_up, dw_down, dscore_S = products.backward(
+                dy[start:end], x[start:end], w_up, w_down, layout, saved
+            )
+            combine_rows(dx_SD, layout, out=dx[start:end])
+            del dx_SD
+            dscores[start:end] = dscore_S[layout.slot_TK]
+            accumulator.add(dw_up, dw_down)
+        dw_up, dw_down = accumulator.total(w_up, w_down)
+        return dx, dw_up, dw_down, None, dscores, None, None, None
+
+
+LAYOUT_FIELDS = len(ExpertLayout._fields)
+KEPT_FIELDS = LAYOUT_FIELDS + len(SavedUp._fields)
+
+
+def _chunks(tokens: int, chunk_tokens: int | None) -> list[tuple[int, int]]:
+    step = chunk_tokens or max(tokens, 1)
+    return [(start, min(start + step, tokens)) for start in range(0, tokens, step)]
+
+
+class _Accumulator:
+    """Weight gradients over chunks: as they come for a single chunk, in float32 for several."""
+
+    def __init__(self, chunks: int):
+        self.several = chunks > 1
+        self.sums: tuple[Tensor, ...] | None = None
+
+    def add(self, *gradients: Tensor) -> None:
+        if not self.several:
+            self.sums = gradients
+        elif self.sums is None:
+            self.sums = tuple(gradient.float() for gradient in gradients)
+        else:
+            for total, gradient in zip(self.sums, gradients, strict=True):
+                total += gradient
+
+    def total(self, *weights: Tensor) -> tuple[Tensor, ...]:
+        if self.sums is None:
+            return tuple(torch.zeros_like(weight) for weight in weights)
+        return tuple(total.to(weight.dtype) for total, weight in zip(self.sums, weights, strict=True))

@@ -1,0 +1,82 @@
+"""Forward, first product: h = xs @ w_up^T per expert, with SwiGLU, the router's score and the copy for backward in the epilogue.
+
+Axes: S slots, D model, I expert width, E experts, M tiles of rows, N tiles of columns.
+"""
+
+import triton
+import triton.language as tl
+
+from .tile import exponent_for_e4m3, power_of_two, quantize_mx, silu_and_slope, tile_position, to_e4m3
+
+
+@triton.jit
+def up_swiglu_kernel(
+    x_desc,  # [S, D] bf16 or e4m3
+    x_scale_S,  # float32 power of two per slot (FP8)
+    w_desc,  # [2E, I, D]: gate and up of each expert, bf16 or e4m3
+    w_scale_E,  # float32 power of two per expert (FP8)
+    score_S,
+    ends_E,
+    tile_expert_M,
+    a_desc,  # out [S, I]: silu(gate) up score, bf16 or e4m3
+    a_scale_NS,  # out [N, S] float32 power of two per slot and column tile (FP8)
+    h_desc,  # out [S, 2, I] bf16 or MXFP8 elements (SAVE)
+    h_scale,  # out [S, 2, I // 32] bytes (SAVE == "mxfp8")
+    h_max_NS,  # out [N, S] float32, largest |h| per slot and column tile (FP8)
+    num_experts,
+    slots,
+    D,
+    I,
+    FP8: tl.constexpr,
+    SAVE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    FLATTEN: tl.constexpr,
+):
+    tiles_m = tl.load(ends_E + num_experts - 1) // BM
+    tiles_n = tl.cdiv(I, BN)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
+        m, n = tile_position(tile, tiles_m, tiles_n, GROUP_M)
+        expert = tl.load(tile_expert_M + m)
+        row = m * BM
+        column = n * BN
+        gate = tl.zeros((BM, BN), tl.float32)
+        up = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, D, BK):
+            x = x_desc.load([row, k])
+            w_gate = w_desc.load([2 * expert, column, k]).reshape(BN, BK)
+            w_up = w_desc.load([2 * expert + 1, column, k]).reshape(BN, BK)
+            gate = tl.dot(x, w_gate.T, gate)
+            up = tl.dot(x, w_up.T, up)
+
+        rows = row + tl.arange(0, BM)
+        if FP8:
+            scale = tl.load(x_scale_S + rows) * tl.load(w_scale_E + expert)
+            gate *= scale[:, None]
+            up *= scale[:, None]
+        if SAVE == "bf16":
+            h_desc.store([row, 0, column], gate.to(tl.bfloat16).reshape(BM, 1, BN))
+            h_desc.store([row, 1, column], up.to(tl.bfloat16).reshape(BM, 1, BN))
+        if SAVE == "mxfp8":
+            blocks = column // 32 + tl.arange(0, BN // 32)
+            scale_at = h_scale + rows[:, None].to(tl.int64) * (2 * I // 32) + blocks[None, :]
+            inside = (blocks < I // 32)[None, :]
+            elements, scales = quantize_mx(gate, BM, BN)
+            h_desc.store([row, 0, column], elements.reshape(BM, 1, BN))
+            tl.store(scale_at, scales, mask=inside)
+            elements, scales = quantize_mx(up, BM, BN)
+            h_desc.store([row, 1, column], elements.reshape(BM, 1, BN))
+            tl.store(scale_at + I // 32, scales, mask=inside)
+        if FP8:
+            tl.store(h_max_NS + n * slots + rows, tl.max(tl.maximum(tl.abs(gate), tl.abs(up)), axis=1))
+        silu, _ = silu_and_slope(gate)
+        a = silu * up * tl.load(score_S + rows)[:, None]
+        if FP8:
+            exponent = exponent_for_e4m3(tl.max(tl.abs(a), axis=1))
+            tl.store(a_scale_NS + n * slots + rows, power_of_two(exponent))
+            a_desc.store([row, column], to_e4m3(a * power_of_two(-exponent)[:, None]))
+        else:
+            a_desc.store([row, column], a.to(tl.bfloat16))
