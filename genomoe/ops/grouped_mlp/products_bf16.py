@@ -38,8 +38,8 @@ def up(
     up_swiglu_kernel[grid](
         descriptor(xs, c.BM, c.BK), None, descriptor(w_up_E2ID.view(2 * E, I, D), 1, c.BN, c.BK), None,
         layout.score_S, layout.ends_E, layout.tile_expert_M,
-        descriptor(a, c.BM, c.BN), None,
-        descriptor(saved.h_S2I, c.BM, 1, c.BN) if saved else None, saved.scales if saved else None, None,
+        descriptor(a, c.BM, c.BN // 2), None,
+        descriptor(saved.h_S2I, c.BM, 1, c.BN // 2) if saved else None, saved.scales if saved else None, None,
         E, S, D, I, FP8=False, SAVE=save or "nothing", **options,
     )  # fmt: skip
     return a, saved
@@ -71,8 +71,8 @@ def backward(
     down_backward_kernel[grid](
         descriptor(dys, c.BM, c.BK), None, descriptor(w_down_EDI, 1, c.BK, c.BN), None,
         layout.score_S, layout.ends_E, layout.tile_expert_M,
-        descriptor(saved.h_S2I, c.BM, 1, c.BN), saved.scales,
-        descriptor(dh, c.BM, 1, c.BN), None, None, descriptor(a, c.BM, c.BN), None, dscore_NS,
+        descriptor(saved.h_S2I, c.BM, 1, c.BN // 2), saved.scales,
+        descriptor(dh, c.BM, 1, c.BN // 2), None, None, descriptor(a, c.BM, c.BN // 2), None, dscore_NS,
         E, S, D, I, FP8=False, SAVE=saved.format, **options,
     )  # fmt: skip
     dw_down = F.grouped_mm(dys.t(), a, offs=layout.ends_E)

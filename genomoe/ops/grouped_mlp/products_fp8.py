@@ -67,8 +67,8 @@ def up(
     up_swiglu_kernel[grid](
         descriptor(xs.values_SD, c.BM, c.BK), xs.scale_S, descriptor(w8.view(2 * E, I, D), 1, c.BN, c.BK), w_scale,
         layout.score_S, layout.ends_E, layout.tile_expert_M,
-        descriptor(a.values_SI, c.BM, c.BN), a.scale_NS,
-        descriptor(saved.h_S2I, c.BM, 1, c.BN) if saved else None, saved.scales if saved else None, h_max_NS,
+        descriptor(a.values_SI, c.BM, c.BN // 2), a.scale_NS,
+        descriptor(saved.h_S2I, c.BM, 1, c.BN // 2) if saved else None, saved.scales if saved else None, h_max_NS,
         E, S, D, I, FP8=True, SAVE=save or "nothing", **options,
     )  # fmt: skip
     if saved:
@@ -118,9 +118,9 @@ def backward(
     down_backward_kernel[grid](
         descriptor(dys.values_SD, c.BM, c.BK), dys.scale_S, descriptor(w8_t, 1, c.BN, c.BK), w_scale,
         layout.score_S, layout.ends_E, layout.tile_expert_M,
-        descriptor(saved.h_S2I, c.BM, 1, c.BN), saved.scales,
-        descriptor(dh, c.BM, 1, c.BN), dh_scale_S, descriptor(dh_t, 1, c.BN, c.BM),
-        descriptor(a_t, c.BN, c.BM), saved.a_scale_S, dscore_NS,
+        descriptor(saved.h_S2I, c.BM, 1, c.BN // 2), saved.scales,
+        descriptor(dh, c.BM, 1, c.BN // 2), dh_scale_S, descriptor(dh_t, 1, c.BN // 2, c.BM),
+        descriptor(a_t, c.BN // 2, c.BM), saved.a_scale_S, dscore_NS,
         E, S, D, I, FP8=True, SAVE=saved.format, **options,
     )  # fmt: skip
 

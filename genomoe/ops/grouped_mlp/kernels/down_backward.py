@@ -9,10 +9,50 @@ Axes: S slots, D model, I expert width, E experts, M tiles of rows, N tiles of c
 import triton
 import triton.language as tl
 
-from .tile import dequantize_mx, silu_and_slope, tile_position, to_e4m3
+from .tile import dequantize_mx, halves, silu_and_slope, tile_position, to_e4m3
 
 
 @triton.jit
+def _swiglu_backward(
+    da, row, column, score, dh_scale, a_scale, h_desc, h_scale, dh_desc, dh_t_desc, a_desc, I,
+    FP8: tl.constexpr, SAVE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Gradients of gate and up, the activation once more, and each row's share of the score's gradient."""
+    gate_saved = h_desc.load([row, 0, column]).reshape(BM, BN)
+    up_saved = h_desc.load([row, 1, column]).reshape(BM, BN)
+    if SAVE == "mxfp8":
+        rows = row + tl.arange(0, BM)
+        blocks = column // 32 + tl.arange(0, BN // 32)
+        scale_at = h_scale + rows[:, None].to(tl.int64) * (2 * I // 32) + blocks[None, :]
+        inside = (blocks < I // 32)[None, :]
+        gate = dequantize_mx(gate_saved, tl.load(scale_at, mask=inside, other=127), BM, BN)
+        up = dequantize_mx(up_saved, tl.load(scale_at + I // 32, mask=inside, other=127), BM, BN)
+    else:
+        gate = gate_saved.to(tl.float32)
+        up = up_saved.to(tl.float32)
+    silu, slope = silu_and_slope(gate)
+    a = silu * up
+    dscore = tl.sum(da * a, axis=1)
+    a *= score[:, None]
+    da *= score[:, None]
+    d_gate = da * up * slope
+    d_up = da * silu
+    if FP8:
+        a_desc.store([column, row], to_e4m3(a / a_scale[:, None]).T)
+        d_gate_8 = to_e4m3(d_gate / dh_scale[:, None])
+        dh_desc.store([row, 0, column], d_gate_8.reshape(BM, 1, BN))
+        dh_t_desc.store([0, column, row], d_gate_8.T.reshape(1, BN, BM))
+        d_up_8 = to_e4m3(d_up / dh_scale[:, None])
+        dh_desc.store([row, 1, column], d_up_8.reshape(BM, 1, BN))
+        dh_t_desc.store([1, column, row], d_up_8.T.reshape(1, BN, BM))
+    else:
+        a_desc.store([row, column], a.to(tl.bfloat16))
+        dh_desc.store([row, 0, column], d_gate.to(tl.bfloat16).reshape(BM, 1, BN))
+        dh_desc.store([row, 1, column], d_up.to(tl.bfloat16).reshape(BM, 1, BN))
+    return dscore
+
+
+@triton.jit(do_not_specialize=["num_experts"])
 def down_backward_kernel(
     dy_desc,  # [S, D] bf16 or e4m3
     dy_scale_S,  # float32 power of two per slot (FP8)
@@ -58,38 +98,20 @@ def down_backward_kernel(
                 da = tl.dot(dy, w_desc.load([expert, k, column]).reshape(BK, BN), da)
 
         rows = row + tl.arange(0, BM)
+        score = tl.load(score_S + rows)
+        dh_scale = score
+        a_scale = score
         if FP8:
             da *= (tl.load(dy_scale_S + rows) * tl.load(w_scale_E + expert))[:, None]
-        gate_saved = h_desc.load([row, 0, column]).reshape(BM, BN)
-        up_saved = h_desc.load([row, 1, column]).reshape(BM, BN)
-        if SAVE == "mxfp8":
-            blocks = column // 32 + tl.arange(0, BN // 32)
-            scale_at = h_scale + rows[:, None].to(tl.int64) * (2 * I // 32) + blocks[None, :]
-            inside = (blocks < I // 32)[None, :]
-            gate = dequantize_mx(gate_saved, tl.load(scale_at, mask=inside, other=127), BM, BN)
-            up = dequantize_mx(up_saved, tl.load(scale_at + I // 32, mask=inside, other=127), BM, BN)
-        else:
-            gate = gate_saved.to(tl.float32)
-            up = up_saved.to(tl.float32)
-
-        silu, slope = silu_and_slope(gate)
-        score = tl.load(score_S + rows)[:, None]
-        a = silu * up
-        tl.store(dscore_NS + n * slots + rows, tl.sum(da * a, axis=1))
-        a *= score
-        da *= score
-        d_gate = da * up * slope
-        d_up = da * silu
-        if FP8:
-            a_desc.store([column, row], to_e4m3(a / tl.load(a_scale_S + rows)[:, None]).T)
-            shrink = 1.0 / tl.load(dh_scale_S + rows)[:, None]
-            d_gate_8 = to_e4m3(d_gate * shrink)
-            d_up_8 = to_e4m3(d_up * shrink)
-            dh_desc.store([row, 0, column], d_gate_8.reshape(BM, 1, BN))
-            dh_desc.store([row, 1, column], d_up_8.reshape(BM, 1, BN))
-            dh_t_desc.store([0, column, row], d_gate_8.T.reshape(1, BN, BM))
-            dh_t_desc.store([1, column, row], d_up_8.T.reshape(1, BN, BM))
-        else:
-            a_desc.store([row, column], a.to(tl.bfloat16))
-            dh_desc.store([row, 0, column], d_gate.to(tl.bfloat16).reshape(BM, 1, BN))
-            dh_desc.store([row, 1, column], d_up.to(tl.bfloat16).reshape(BM, 1, BN))
+            dh_scale = tl.load(dh_scale_S + rows)
+            a_scale = tl.load(a_scale_S + rows)
+        left, right = halves(da, BM, BN)
+        dscore = _swiglu_backward(
+            left, row, column, score, dh_scale, a_scale, h_desc, h_scale, dh_desc, dh_t_desc, a_desc, I,
+            FP8, SAVE, BM, BN // 2,
+        )  # fmt: skip
+        dscore += _swiglu_backward(
+            right, row, column + BN // 2, score, dh_scale, a_scale, h_desc, h_scale, dh_desc, dh_t_desc, a_desc, I,
+            FP8, SAVE, BM, BN // 2,
+        )  # fmt: skip
+        tl.store(dscore_NS + n * slots + rows, dscore)

@@ -9,7 +9,7 @@ import triton.language as tl
 from .tile import exponent_for_e4m3, power_of_two, quantize_mx, to_e4m3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def gather_kernel(
     x_TD,
     token_S,
@@ -45,7 +45,7 @@ def gather_kernel(
             tl.store(out_SD + at, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def gather_transposed_kernel(
     x_TD,
     token_S,
@@ -74,7 +74,7 @@ def gather_transposed_kernel(
         tl.store(out_DS + columns[:, None].to(tl.int64) * slots + rows[None, :], x8.T, mask=(columns < D)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def combine_kernel(
     y_SD,
     slot_TK,

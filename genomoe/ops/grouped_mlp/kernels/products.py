@@ -9,7 +9,7 @@ import triton.language as tl
 from .tile import tile_position
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def product_kernel(
     a_desc,  # [S, K] e4m3
     a_scale,  # float32 power of two: [S], or [K / SCALE_BLOCK, S] (SCALE_BLOCK > 0)
@@ -55,7 +55,7 @@ def product_kernel(
         out_desc.store([row, n * BN], accumulator.to(tl.bfloat16))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def weight_gradient_kernel(
     left_desc,  # [M, S] e4m3: gradients, slots contiguous
     right_desc,  # [N, S] e4m3: inputs, slots contiguous

@@ -15,6 +15,12 @@ def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Left and right half of a tile's columns. Epilogues work on halves: a whole float32 tile and its neighbours do not fit in registers."""
+    return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
+
+
+@triton.jit
 def power_of_two(exponent):
     """2**exponent as float32, for int32 exponents from -126 to 127."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)

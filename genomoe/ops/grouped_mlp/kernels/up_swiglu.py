@@ -6,10 +6,33 @@ Axes: S slots, D model, I expert width, E experts, M tiles of rows, N tiles of c
 import triton
 import triton.language as tl
 
-from .tile import exponent_for_e4m3, power_of_two, quantize_mx, silu_and_slope, tile_position, to_e4m3
+from .tile import exponent_for_e4m3, halves, power_of_two, quantize_mx, silu_and_slope, tile_position, to_e4m3
 
 
 @triton.jit
+def _swiglu(
+    gate, up, row, column, score, h_desc, h_scale, I, SAVE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
+    """silu(gate) up score; gate and up are written for backward on the way."""
+    if SAVE == "bf16":
+        h_desc.store([row, 0, column], gate.to(tl.bfloat16).reshape(BM, 1, BN))
+        h_desc.store([row, 1, column], up.to(tl.bfloat16).reshape(BM, 1, BN))
+    if SAVE == "mxfp8":
+        rows = row + tl.arange(0, BM)
+        blocks = column // 32 + tl.arange(0, BN // 32)
+        scale_at = h_scale + rows[:, None].to(tl.int64) * (2 * I // 32) + blocks[None, :]
+        inside = (blocks < I // 32)[None, :]
+        elements, scales = quantize_mx(gate, BM, BN)
+        h_desc.store([row, 0, column], elements.reshape(BM, 1, BN))
+        tl.store(scale_at, scales, mask=inside)
+        elements, scales = quantize_mx(up, BM, BN)
+        h_desc.store([row, 1, column], elements.reshape(BM, 1, BN))
+        tl.store(scale_at + I // 32, scales, mask=inside)
+    silu, _ = silu_and_slope(gate)
+    return silu * up * score[:, None]
+
+
+@triton.jit(do_not_specialize=["num_experts"])
 def up_swiglu_kernel(
     x_desc,  # [S, D] bf16 or e4m3
     x_scale_S,  # float32 power of two per slot (FP8)
@@ -53,30 +76,24 @@ def up_swiglu_kernel(
             up = tl.dot(x, w_up.T, up)
 
         rows = row + tl.arange(0, BM)
+        score = tl.load(score_S + rows)
         if FP8:
             scale = tl.load(x_scale_S + rows) * tl.load(w_scale_E + expert)
             gate *= scale[:, None]
             up *= scale[:, None]
-        if SAVE == "bf16":
-            h_desc.store([row, 0, column], gate.to(tl.bfloat16).reshape(BM, 1, BN))
-            h_desc.store([row, 1, column], up.to(tl.bfloat16).reshape(BM, 1, BN))
-        if SAVE == "mxfp8":
-            blocks = column // 32 + tl.arange(0, BN // 32)
-            scale_at = h_scale + rows[:, None].to(tl.int64) * (2 * I // 32) + blocks[None, :]
-            inside = (blocks < I // 32)[None, :]
-            elements, scales = quantize_mx(gate, BM, BN)
-            h_desc.store([row, 0, column], elements.reshape(BM, 1, BN))
-            tl.store(scale_at, scales, mask=inside)
-            elements, scales = quantize_mx(up, BM, BN)
-            h_desc.store([row, 1, column], elements.reshape(BM, 1, BN))
-            tl.store(scale_at + I // 32, scales, mask=inside)
-        if FP8:
             tl.store(h_max_NS + n * slots + rows, tl.max(tl.maximum(tl.abs(gate), tl.abs(up)), axis=1))
-        silu, _ = silu_and_slope(gate)
-        a = silu * up * tl.load(score_S + rows)[:, None]
+        HALF: tl.constexpr = BN // 2
+        gate_left, gate_right = halves(gate, BM, BN)
+        up_left, up_right = halves(up, BM, BN)
+        left = _swiglu(gate_left, up_left, row, column, score, h_desc, h_scale, I, SAVE, BM, HALF)
+        right = _swiglu(gate_right, up_right, row, column + HALF, score, h_desc, h_scale, I, SAVE, BM, HALF)
         if FP8:
-            exponent = exponent_for_e4m3(tl.max(tl.abs(a), axis=1))
+            largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
+            exponent = exponent_for_e4m3(largest)
             tl.store(a_scale_NS + n * slots + rows, power_of_two(exponent))
-            a_desc.store([row, column], to_e4m3(a * power_of_two(-exponent)[:, None]))
+            shrink = power_of_two(-exponent)[:, None]
+            a_desc.store([row, column], to_e4m3(left * shrink))
+            a_desc.store([row, column + HALF], to_e4m3(right * shrink))
         else:
-            a_desc.store([row, column], a.to(tl.bfloat16))
+            a_desc.store([row, column], left.to(tl.bfloat16))
+            a_desc.store([row, column + HALF], right.to(tl.bfloat16))
