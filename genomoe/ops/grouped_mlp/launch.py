@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..mxfp8 import MXFP8, Rounding
 from .kernels import passes
+from .kernels import swiglu as swiglu_passes
 from .layout import TILE, ExpertLayout
 
 
@@ -29,14 +30,16 @@ class TileConfig:
     GROUP_M: int = 8
     FLATTEN: bool = False
     num_warps: int = 8
+    per_processor: int = 1
+    maxnreg: int | None = None
     num_stages: int = 3
 
-    def launch_options(self, device: torch.device, per_processor: int = 1) -> tuple[tuple[int], dict]:
+    def launch_options(self, device: torch.device) -> tuple[tuple[int], dict]:
         """Grid and keyword arguments of a persistent launch."""
-        programs = processor_count(device) * per_processor
+        programs = processor_count(device) * self.per_processor
         options = {name: getattr(self, name) for name in ("BM", "BN", "BK", "GROUP_M", "FLATTEN")}
         return (programs,), {
-            **options, "PROGRAMS": programs, "num_warps": self.num_warps, "num_stages": self.num_stages
+            **options, "PROGRAMS": programs, "num_warps": self.num_warps, "num_stages": self.num_stages, **({"maxnreg": self.maxnreg} if self.maxnreg else {})
         }  # fmt: skip
 
 
@@ -89,12 +92,12 @@ def gather_rows_e4m3(x_TD: Float[Tensor, "T D"], layout: ExpertLayout, *, norm: 
 def gather_transposed_e4m3(
     x_TD: Float[Tensor, "T D"], factor_S: Float32[Tensor, " S"], layout: ExpertLayout
 ) -> Tensor:
-    """e4m3 [D, S]: rows of ``x`` in slot order, times ``factor``, transposed."""
+    """e4m3 [S / 128, D, 128]: rows of ``x`` in slot order, times ``factor``, slots contiguous within a tile."""
     D = x_TD.shape[1]
-    out = torch.empty(D, layout.slots, dtype=torch.float8_e4m3fn, device=x_TD.device)
-    passes.gather_transposed_kernel[(layout.slots // TILE, triton.cdiv(D, 128))](
-        x_TD, layout.token_S, factor_S, layout.ends_E, out, layout.ends_E.numel(), layout.slots, D,
-        BS=TILE, BD=128, num_warps=8,
+    out = torch.empty(layout.slots // TILE, D, TILE, dtype=torch.float8_e4m3fn, device=x_TD.device)
+    passes.gather_transposed_kernel[(layout.slots // TILE, triton.cdiv(D, 64))](
+        x_TD, layout.token_S, factor_S, layout.ends_E, out, layout.ends_E.numel(), D,
+        BS=TILE, BD=64, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -141,3 +144,41 @@ def quantize_mxfp8_triton(x: Float[Tensor, "... N"], *, rounding: Rounding = "fl
         x, elements, scales, rows, C, CEIL=rounding == "ceil", BR=32, BC=block, num_warps=4
     )
     return MXFP8(elements, scales)
+
+
+def swiglu(h_S2I, layout: ExpertLayout, *, fp8: bool, save_mx: bool):
+    """Returns a [S, I], its row scales, the rows' largest |h| (fp8 only), and h in MXFP8 (save_mx only)."""
+    S, _, I = h_S2I.shape
+    device = h_S2I.device
+    a = torch.empty(S, I, dtype=torch.float8_e4m3fn if fp8 else h_S2I.dtype, device=device)
+    a_scale = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
+    h_max = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
+    h8 = torch.empty(S, 2, I, dtype=torch.float8_e4m3fn, device=device) if save_mx else None
+    h8_scale = torch.empty(S, 2, I // 32, dtype=torch.uint8, device=device) if save_mx else None
+    block = triton.next_power_of_2(I)
+    rows = max(1, min(TILE, 4096 // block))
+    warps = 4 if block * rows <= 4096 else (8 if block <= 8192 else 16)
+    swiglu_passes.swiglu_kernel[(S // rows,)](
+        h_S2I, layout.score_S, layout.ends_E, a, a_scale, h_max, h8, h8_scale, layout.ends_E.numel(), I,
+        FP8=fp8, SAVE_MX=save_mx, ROWS=rows, BLOCK_I=block, num_warps=warps,
+    )  # fmt: skip
+    return a, a_scale, h_max, h8, h8_scale
+
+
+def swiglu_backward(da_SI, h_S2I, h_scale, layout: ExpertLayout, *, dh_scale_S=None, a_scale_S=None, BLOCK_I=64, num_warps=8):
+    """Returns dh, dh transposed (fp8 only), a, dscore."""
+    S, I = da_SI.shape
+    device = da_SI.device
+    fp8 = dh_scale_S is not None
+    dtype = torch.float8_e4m3fn if fp8 else da_SI.dtype
+    dh = torch.empty(S, 2, I, dtype=dtype, device=device)
+    dh_t = torch.empty(S // TILE, 2 * I, TILE, dtype=dtype, device=device) if fp8 else None
+    a = torch.empty((S // TILE, I, TILE) if fp8 else (S, I), dtype=dtype, device=device)
+    tiles = triton.cdiv(I, BLOCK_I)
+    dscore = torch.empty(tiles, S, dtype=torch.float32, device=device)
+    swiglu_passes.swiglu_backward_kernel[(tiles, S // TILE)](
+        da_SI, h_S2I, h_scale, layout.score_S, dh_scale_S, a_scale_S, layout.ends_E, dh, dh_t, a, dscore,
+        layout.ends_E.numel(), S, I,
+        FP8=fp8, SAVED_MX=h_scale is not None, ROWS=TILE, BLOCK_I=BLOCK_I, num_warps=num_warps,
+    )  # fmt: skip
+    return dh, dh_t, a, dscore.sum(0)

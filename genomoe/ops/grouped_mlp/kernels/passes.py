@@ -51,9 +51,8 @@ def gather_transposed_kernel(
     token_S,
     factor_S,  # float32: what each slot's row is multiplied with before rounding
     ends_E,
-    out_DS,  # out e4m3
+    out_MDB,  # out e4m3 [S / BS, D, BS]
     num_experts,
-    slots,
     D,
     BS: tl.constexpr,
     BD: tl.constexpr,
@@ -71,7 +70,8 @@ def gather_transposed_kernel(
             other=0.0,
         )
         x8 = to_e4m3(x.to(tl.float32) * factor[:, None])
-        tl.store(out_DS + columns[:, None].to(tl.int64) * slots + rows[None, :], x8.T, mask=(columns < D)[:, None])
+        at = out_MDB + tl.program_id(0).to(tl.int64) * D * BS + columns[:, None] * BS + tl.arange(0, BS)[None, :]
+        tl.store(at, x8.T, mask=(columns < D)[:, None])
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -57,8 +57,8 @@ def product_kernel(
 
 @triton.jit(do_not_specialize=["num_experts"])
 def weight_gradient_kernel(
-    left_desc,  # [M, S] e4m3: gradients, slots contiguous
-    right_desc,  # [N, S] e4m3: inputs, slots contiguous
+    left_desc,  # [S / BK, M, BK] e4m3: slots contiguous, in tiles of the contraction
+    right_desc,  # [S / BK, N, BK] e4m3
     scale_E,  # float32: what one unit of the product is worth, per expert
     ends_E,
     out_desc,  # out [E, M, N] bf16 or float32
@@ -84,10 +84,46 @@ def weight_gradient_kernel(
         end = tl.load(ends_E + expert)
         accumulator = tl.zeros((BM, BN), tl.float32)
         for k in range(start, end, BK):
-            left = left_desc.load([m * BM, k])
-            right = right_desc.load([n * BN, k])
+            left = left_desc.load([k // BK, m * BM, 0]).reshape(BM, BK)
+            right = right_desc.load([k // BK, n * BN, 0]).reshape(BN, BK)
             accumulator = tl.dot(left, right.T, accumulator)
         accumulator *= tl.load(scale_E + expert)
         if ACCUMULATE:
             accumulator += out_desc.load([expert, m * BM, n * BN]).reshape(BM, BN).to(tl.float32)
+        out_desc.store([expert, m * BM, n * BN], accumulator.to(out_desc.dtype).reshape(1, BM, BN))
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def weight_gradient_gather_kernel(
+    left_desc,  # [S, M] bf16
+    x_TN,  # bf16: ungathered rows
+    token_S,
+    ends_E,
+    out_desc,  # out [E, M, N]
+    num_experts,
+    M,
+    N,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    FLATTEN: tl.constexpr,
+):
+    """out[e] = left[slots of e]^T @ x[tokens of the slots of e]."""
+    tiles_m = tl.cdiv(M, BM)
+    tiles_n = tl.cdiv(N, BN)
+    per_expert = tiles_m * tiles_n
+    for tile in tl.range(tl.program_id(0), num_experts * per_expert, PROGRAMS, flatten=FLATTEN):
+        expert = tile // per_expert
+        m, n = tile_position(tile % per_expert, tiles_m, tiles_n, GROUP_M)
+        start = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
+        end = tl.load(ends_E + expert)
+        columns = n * BN + tl.arange(0, BN)
+        accumulator = tl.zeros((BM, BN), tl.float32)
+        for k in range(start, end, BK):
+            left = left_desc.load([k, m * BM])
+            token = tl.load(token_S + k + tl.arange(0, BK))
+            right = tl.load(x_TN + token[:, None].to(tl.int64) * N + columns[None, :], mask=(token >= 0)[:, None], other=0.0)
+            accumulator = tl.dot(left.T, right, accumulator)
         out_desc.store([expert, m * BM, n * BN], accumulator.to(out_desc.dtype).reshape(1, BM, BN))

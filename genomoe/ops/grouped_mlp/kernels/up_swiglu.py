@@ -35,6 +35,8 @@ def _swiglu(
 @triton.jit(do_not_specialize=["num_experts"])
 def up_swiglu_kernel(
     x_desc,  # [S, D] bf16 or e4m3
+    x_TD,  # GATHER: the ungathered rows
+    token_S,
     x_scale_S,  # float32 power of two per slot (FP8)
     w_desc,  # [2E, I, D]: gate and up of each expert, bf16 or e4m3
     w_scale_E,  # float32 power of two per expert (FP8)
@@ -52,6 +54,7 @@ def up_swiglu_kernel(
     I,
     FP8: tl.constexpr,
     SAVE: tl.constexpr,
+    GATHER: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -68,8 +71,15 @@ def up_swiglu_kernel(
         column = n * BN
         gate = tl.zeros((BM, BN), tl.float32)
         up = tl.zeros((BM, BN), tl.float32)
+        if GATHER:
+            token = tl.load(token_S + row + tl.arange(0, BM))
+            x_at = x_TD + token[:, None].to(tl.int64) * D + tl.arange(0, BK)[None, :]
+            real = (token >= 0)[:, None]
         for k in range(0, D, BK):
-            x = x_desc.load([row, k])
+            if GATHER:
+                x = tl.load(x_at + k, mask=real, other=0.0)
+            else:
+                x = x_desc.load([row, k])
             w_gate = w_desc.load([2 * expert, column, k]).reshape(BN, BK)
             w_up = w_desc.load([2 * expert + 1, column, k]).reshape(BN, BK)
             gate = tl.dot(x, w_gate.T, gate)
