@@ -2,10 +2,10 @@
 
 Format: OCP Microscaling Formats (MX) Specification v1.0, section 5 (MXFP8 with E4M3 elements, E8M0 scales).
 
-* **Scale.** ``scale = 2**(byte - 127)``. ``rounding="floor"`` is the conversion of the specification's section 6.3:
-  the exponent of the block's largest magnitude less 8 (e4m3's largest exponent); magnitudes between 448 and 512 times
-  the scale then saturate. ``rounding="ceil"`` takes the next power of two in that case, so that nothing saturates
-  (what NVIDIA's conversion instructions and Transformer Engine do).
+* **Scale.** ``scale = 2**(byte - 127)``. ``rounding="ceil"``, the default, takes the smallest power of two for which
+  nothing saturates (as NVIDIA's conversion instructions and Transformer Engine do). ``rounding="floor"`` is the
+  conversion of the specification's section 6.3: the exponent of the block's largest magnitude less 8, e4m3's largest
+  exponent. Magnitudes between 448 and 512 times the scale then saturate, which costs a fifth more error in a product.
 * **Elements.** Divided by the scale, clamped to +-448, rounded to nearest, ties to even; small values become e4m3
   subnormals (multiples of 2**-9) or zero.
 * **Specials.** A block that holds a NaN or an infinity gets the scale byte 255, which the format defines as NaN: the
@@ -43,7 +43,7 @@ class MXFP8(NamedTuple):
         return self.elements.nbytes + self.scales.nbytes
 
 
-def quantize_mxfp8(x: Float[Tensor, "... N"], *, rounding: Rounding = "floor") -> MXFP8:
+def quantize_mxfp8(x: Float[Tensor, "... N"], *, rounding: Rounding = "ceil") -> MXFP8:
     """Quantise along the last dimension.
 
     Raises:
@@ -74,7 +74,7 @@ def dequantize_mxfp8(quantized: MXFP8, dtype: torch.dtype = torch.bfloat16) -> F
     return (blocks * scale[..., None]).flatten(-2).to(dtype)
 
 
-def round_mxfp8(x: Float[Tensor, ...], dim: int = -1, *, rounding: Rounding = "floor") -> Float[Tensor, ...]:
+def round_mxfp8(x: Float[Tensor, ...], dim: int = -1, *, rounding: Rounding = "ceil") -> Float[Tensor, ...]:
     """The values ``x`` has after a trip through MXFP8 along ``dim``, in ``x``'s own dtype."""
     moved = x.movedim(dim, -1).contiguous()
     return dequantize_mxfp8(quantize_mxfp8(moved, rounding=rounding), x.dtype).movedim(-1, dim)

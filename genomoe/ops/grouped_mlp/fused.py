@@ -20,12 +20,12 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from . import products_bf16, products_fp8
+from . import products_bf16, products_fp8, products_mxfp8
 from .launch import combine_rows
 from .layout import ExpertLayout, expert_layout
 from .saved import SavedUp
 
-PRODUCTS: dict[str, ModuleType] = {"bf16": products_bf16, "fp8": products_fp8}
+PRODUCTS: dict[str, ModuleType] = {"bf16": products_bf16, "fp8": products_fp8, "mxfp8": products_mxfp8}
 ALIGNMENT = 32
 """Model and expert widths must be multiples of this: the MXFP8 block."""
 
@@ -60,9 +60,8 @@ class _Fused(torch.autograd.Function):
             layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
             activation, saved = products.up(x[start:end], w_up, layout, save_now)
             y = products.down(activation, w_down, layout)
-            del activation
             combine_rows(y, layout, out=out[start:end])
-            if saved:
+            if save_now:
                 kept += [*layout, *saved]
         ctx.save_for_backward(x, w_up, w_down, index, scores, *kept)
         return out

@@ -1,12 +1,14 @@
 """Launching the Triton passes: grids, block sizes and output buffers.
 
-Tensor descriptors are made on the host, so that no global Triton allocator has to be set.
+Tensor descriptors are made on the host, so that no global Triton allocator has to be set. Rows past the last segment of
+an `ExpertLayout` are neither read nor written.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,32 +17,36 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..mxfp8 import MXFP8, Rounding
-from .kernels import passes
-from .kernels import swiglu as swiglu_passes
+from .kernels import passes, swiglu
 from .layout import TILE, ExpertLayout
+from .saved import SavedUp
+
+E4M3 = torch.float8_e4m3fn
+
+
+class ScaledRows(NamedTuple):
+    """Rows in e4m3, each with the power of two that it was divided by; or, with no scales, rows as they are."""
+
+    values_SX: Tensor
+    scale_S: Float32[Tensor, " S"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileConfig:
-    """Block sizes of a persistent product kernel; the values in use were measured, see `genomoe bench layer`."""
+    """Block sizes of a persistent product kernel."""
 
     BM: int = TILE
-    BN: int
-    BK: int
+    BN: int = 256
+    BK: int = TILE
     GROUP_M: int = 8
-    FLATTEN: bool = False
     num_warps: int = 8
-    per_processor: int = 1
-    maxnreg: int | None = None
     num_stages: int = 3
 
     def launch_options(self, device: torch.device) -> tuple[tuple[int], dict]:
-        """Grid and keyword arguments of a persistent launch."""
-        programs = processor_count(device) * self.per_processor
-        options = {name: getattr(self, name) for name in ("BM", "BN", "BK", "GROUP_M", "FLATTEN")}
-        return (programs,), {
-            **options, "PROGRAMS": programs, "num_warps": self.num_warps, "num_stages": self.num_stages, **({"maxnreg": self.maxnreg} if self.maxnreg else {})
-        }  # fmt: skip
+        """Grid and keyword arguments of a persistent launch: one program per multiprocessor."""
+        programs = processor_count(device)
+        options = {name: getattr(self, name) for name in ("BM", "BN", "BK", "GROUP_M", "num_warps", "num_stages")}
+        return (programs,), {**options, "PROGRAMS": programs}
 
 
 @functools.cache
@@ -53,53 +59,24 @@ def descriptor(tensor: Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, list(block))
 
 
-def gather_rows(x_TD: Float[Tensor, "T D"], layout: ExpertLayout) -> Float[Tensor, "S D"]:
-    """Rows of ``x`` in slot order; zeros where a slot is padding; rows past the last segment are left unwritten."""
-    D = x_TD.shape[1]
-    out = x_TD.new_empty(layout.slots, D)
-    block = triton.next_power_of_2(D)
-    rows = max(1, min(TILE, 8192 // block))
-    passes.gather_kernel[(layout.slots // rows,)](
-        x_TD, layout.token_S, layout.ends_E, out, None, None, layout.ends_E.numel(), D,
-        FP8=False, NORM=False, ROWS=rows, BLOCK_D=block, num_warps=8,
+def row_blocks(width: int, elements: int) -> tuple[int, int]:
+    """Rows per program and the power of two that holds a row, for programs of about ``elements`` elements."""
+    block = triton.next_power_of_2(width)
+    return max(1, min(TILE, elements // block)), block
+
+
+def spread_rows(x_TD: Float[Tensor, "T D"], layout: ExpertLayout, *, fp8: bool) -> ScaledRows:
+    """Rows of ``x`` in slot order, zeros where a slot is padding."""
+    T, D = x_TD.shape
+    out = torch.empty(layout.slots, D, dtype=E4M3 if fp8 else x_TD.dtype, device=x_TD.device)
+    scale = torch.empty(layout.slots, dtype=torch.float32, device=x_TD.device) if fp8 else None
+    rows, block = row_blocks(D, 4096)
+    token_programs = triton.cdiv(T, rows)
+    passes.spread_kernel[(token_programs + layout.slots // TILE,)](
+        x_TD, layout.slot_TK, layout.token_S, layout.ends_E, out, scale, T, D, layout.num_experts, token_programs,
+        K=layout.slot_TK.shape[1], FP8=fp8, TILE=TILE, ROWS=rows, BLOCK_D=block, num_warps=4,
     )  # fmt: skip
-    return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatheredE4M3:
-    """Gathered rows in e4m3, each divided by its own power of two."""
-
-    values_SD: Tensor
-    scale_S: Float32[Tensor, " S"]
-    norm_S: Float32[Tensor, " S"] | None
-
-
-def gather_rows_e4m3(x_TD: Float[Tensor, "T D"], layout: ExpertLayout, *, norm: bool = False) -> GatheredE4M3:
-    D = x_TD.shape[1]
-    out = torch.empty(layout.slots, D, dtype=torch.float8_e4m3fn, device=x_TD.device)
-    scale = torch.empty(layout.slots, dtype=torch.float32, device=x_TD.device)
-    norms = torch.empty_like(scale) if norm else None
-    block = triton.next_power_of_2(D)
-    rows = max(1, min(TILE, 8192 // block))
-    passes.gather_kernel[(layout.slots // rows,)](
-        x_TD, layout.token_S, layout.ends_E, out, scale, norms, layout.ends_E.numel(), D,
-        FP8=True, NORM=norm, ROWS=rows, BLOCK_D=block, num_warps=8,
-    )  # fmt: skip
-    return GatheredE4M3(values_SD=out, scale_S=scale, norm_S=norms)
-
-
-def gather_transposed_e4m3(
-    x_TD: Float[Tensor, "T D"], factor_S: Float32[Tensor, " S"], layout: ExpertLayout
-) -> Tensor:
-    """e4m3 [S / 128, D, 128]: rows of ``x`` in slot order, times ``factor``, slots contiguous within a tile."""
-    D = x_TD.shape[1]
-    out = torch.empty(layout.slots // TILE, D, TILE, dtype=torch.float8_e4m3fn, device=x_TD.device)
-    passes.gather_transposed_kernel[(layout.slots // TILE, triton.cdiv(D, 64))](
-        x_TD, layout.token_S, factor_S, layout.ends_E, out, layout.ends_E.numel(), D,
-        BS=TILE, BD=64, num_warps=8,
-    )  # fmt: skip
-    return out
+    return ScaledRows(out, scale)
 
 
 def combine_rows(y_SD: Float[Tensor, "S D"], layout: ExpertLayout, *, out: Float[Tensor, "T D"]) -> None:
@@ -113,6 +90,78 @@ def combine_rows(y_SD: Float[Tensor, "S D"], layout: ExpertLayout, *, out: Float
     )
 
 
+def swiglu_rows(
+    h_S2I: Float[Tensor, "S 2 I"], layout: ExpertLayout, *, fp8: bool, save_mx: bool
+) -> tuple[ScaledRows, SavedUp]:
+    """silu(gate) up score, and ``h`` as it is to be kept for backward: itself, or its MXFP8 copy."""
+    S, _, I = h_S2I.shape
+    device = h_S2I.device
+    a = torch.empty(S, I, dtype=E4M3 if fp8 else h_S2I.dtype, device=device)
+    a_scale = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
+    h8 = torch.empty(S, 2, I, dtype=E4M3, device=device) if save_mx else None
+    h8_scale = torch.empty(S, 2, I // 32, dtype=torch.uint8, device=device) if save_mx else None
+    rows, block = row_blocks(min(I, 4096), 4096)
+    swiglu.swiglu_kernel[(S // rows,)](
+        h_S2I, layout.score_S, layout.ends_E, a, a_scale, h8, h8_scale, layout.num_experts, I,
+        FP8=fp8, SAVE_MX=save_mx, WHOLE=block >= I, ROWS=rows, BLOCK_I=block, num_warps=4,
+    )  # fmt: skip
+    return ScaledRows(a, a_scale), SavedUp(h_S2I if h8 is None else h8, h8_scale)
+
+
+def swiglu_backward_rows(
+    da_SI: Float[Tensor, "S I"], saved: SavedUp, layout: ExpertLayout, *, fp8: bool
+) -> tuple[ScaledRows, ScaledRows, Float32[Tensor, " S"]]:
+    """Gradient of gate and up [S, 2I], the activation [S, I] once more, and the score's gradient."""
+    S, I = da_SI.shape
+    device = da_SI.device
+    dtype = E4M3 if fp8 else da_SI.dtype
+    dh = torch.empty(S, 2 * I, dtype=dtype, device=device)
+    a = torch.empty(S, I, dtype=dtype, device=device)
+    dh_scale, a_scale = torch.empty(2, S, dtype=torch.float32, device=device) if fp8 else (None, None)
+    dscore = torch.empty(S, dtype=torch.float32, device=device)
+    rows, block = row_blocks(min(I, 4096), 4096)
+    swiglu.swiglu_backward_kernel[(S // rows,)](
+        da_SI, saved.h_S2I, saved.scales, layout.score_S, layout.ends_E, dh, dh_scale, a, a_scale, dscore,
+        layout.num_experts, I,
+        FP8=fp8, SAVED_MX=saved.scales is not None, WHOLE=block >= I, ROWS=rows, BLOCK_I=block, num_warps=8,
+    )  # fmt: skip
+    return ScaledRows(dh, dh_scale), ScaledRows(a, a_scale), dscore
+
+
+def scale_unit(
+    left_S: Float32[Tensor, " S"], right_S: Float32[Tensor, " S"], layout: ExpertLayout
+) -> Float32[Tensor, " E"]:
+    """Per expert, the largest product of two row scales."""
+    unit_E = torch.empty(layout.num_experts, dtype=torch.float32, device=left_S.device)
+    passes.scale_unit_kernel[(layout.num_experts,)](left_S, right_S, layout.ends_E, unit_E, BLOCK=1024)
+    return unit_E
+
+
+def gather_transposed(
+    x_TD: Float[Tensor, "T D"], scale_S: Float32[Tensor, " S"], unit_E: Float32[Tensor, " E"], layout: ExpertLayout
+) -> Tensor:
+    """e4m3 [S / 128, D, 128]: rows of ``x`` in slot order, times scale / unit, slots contiguous within a tile."""
+    D = x_TD.shape[1]
+    tiles = layout.slots // TILE
+    out = torch.empty(tiles, D, TILE, dtype=E4M3, device=x_TD.device)
+    passes.gather_transposed_kernel[(tiles, triton.cdiv(D, 64))](
+        x_TD, layout.token_S, scale_S, unit_E, layout.ends_E, layout.tile_expert_M, out, D, layout.num_experts,
+        TILE=TILE, BD=64, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def transpose_tiles(x_SC: Tensor, layout: ExpertLayout) -> Tensor:
+    """[S, C] of one-byte elements -> [S / 128, C, 128]: slots contiguous within a tile."""
+    S, C = x_SC.shape
+    out = torch.empty(S // TILE, C, TILE, dtype=x_SC.dtype, device=x_SC.device)
+    passes.transpose_tiles_kernel[(S // TILE, triton.cdiv(C, 128))](
+        x_SC.view(torch.uint8), layout.ends_E, out.view(torch.uint8), C, layout.num_experts,
+        TILE=TILE, BC=128, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
 def e4m3_scale(largest: Float32[Tensor, ...]) -> Float32[Tensor, ...]:
     """Smallest power of two p >= 2**-126 with largest <= 448 p."""
     bits = largest.float().view(torch.int32)
@@ -120,65 +169,28 @@ def e4m3_scale(largest: Float32[Tensor, ...]) -> Float32[Tensor, ...]:
     return (exponent.clamp(min=1) << 23).view(torch.float32)
 
 
-def quantize_weight(
-    w_ERC: Float[Tensor, "E R C"], scale_E: Float32[Tensor, " E"], *, transposed: bool
+def prepare_weight(
+    w_ERC: Float[Tensor, "E R C"], scale_E: Float32[Tensor, " E"] | None, *, transposed: bool
 ) -> Tensor:
-    """e4m3 of w / scale: [E, R, C], or [E, C, R] with ``transposed``. Both hold the same numbers."""
+    """e4m3 of w / scale, or w itself where there is no scale: [E, R, C], or [E, C, R] with ``transposed``."""
     E, R, C = w_ERC.shape
-    shape = (E, C, R) if transposed else (E, R, C)
-    out = torch.empty(shape, dtype=torch.float8_e4m3fn, device=w_ERC.device)
-    passes.quantize_weight_kernel[(triton.cdiv(R, 64), triton.cdiv(C, 128), E)](
-        w_ERC, scale_E, out, out, R, C, PLAIN=not transposed, TRANSPOSED=transposed, BR=64, BC=128, num_warps=8
+    out = torch.empty(
+        (E, C, R) if transposed else (E, R, C), dtype=w_ERC.dtype if scale_E is None else E4M3, device=w_ERC.device
+    )
+    passes.weight_kernel[(triton.cdiv(R, 64), triton.cdiv(C, 128), E)](
+        w_ERC, scale_E, out, R, C, FP8=scale_E is not None, TRANSPOSED=transposed, BR=64, BC=128, num_warps=8
     )
     return out
 
 
-def quantize_mxfp8_triton(x: Float[Tensor, "... N"], *, rounding: Rounding = "floor") -> MXFP8:
-    """`genomoe.ops.mxfp8.quantize_mxfp8` in one pass over contiguous ``x``, bit for bit."""
-    C = x.shape[-1]
-    rows = x.numel() // C
-    elements = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(*x.shape[:-1], C // 32, dtype=torch.uint8, device=x.device)
-    block = min(triton.next_power_of_2(C), 256)
-    passes.quantize_mx_kernel[(triton.cdiv(rows, 32), triton.cdiv(C, block))](
-        x, elements, scales, rows, C, CEIL=rounding == "ceil", BR=32, BC=block, num_warps=4
+def quantize_mx(x_NRC: Float[Tensor, "... R C"], *, transposed: bool = False, rounding: Rounding = "ceil") -> MXFP8:
+    """`genomoe.ops.mxfp8.quantize_mxfp8` in one pass over contiguous ``x``, bit for bit; with ``transposed``, of its transpose."""
+    *batch, R, C = x_NRC.shape
+    rows, columns = (C, R) if transposed else (R, C)
+    elements = torch.empty(*batch, rows, columns, dtype=E4M3, device=x_NRC.device)
+    scales = torch.empty(*batch, rows, columns // 32, dtype=torch.uint8, device=x_NRC.device)
+    N = x_NRC.numel() // max(R * C, 1)
+    passes.quantize_mx_kernel[(triton.cdiv(R, 64), triton.cdiv(C, 64), N)](
+        x_NRC, elements, scales, R, C, TRANSPOSED=transposed, CEIL=rounding == "ceil", BR=64, BC=64, num_warps=4
     )
     return MXFP8(elements, scales)
-
-
-def swiglu(h_S2I, layout: ExpertLayout, *, fp8: bool, save_mx: bool):
-    """Returns a [S, I], its row scales, the rows' largest |h| (fp8 only), and h in MXFP8 (save_mx only)."""
-    S, _, I = h_S2I.shape
-    device = h_S2I.device
-    a = torch.empty(S, I, dtype=torch.float8_e4m3fn if fp8 else h_S2I.dtype, device=device)
-    a_scale = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
-    h_max = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
-    h8 = torch.empty(S, 2, I, dtype=torch.float8_e4m3fn, device=device) if save_mx else None
-    h8_scale = torch.empty(S, 2, I // 32, dtype=torch.uint8, device=device) if save_mx else None
-    block = triton.next_power_of_2(I)
-    rows = max(1, min(TILE, 4096 // block))
-    warps = 4 if block * rows <= 4096 else (8 if block <= 8192 else 16)
-    swiglu_passes.swiglu_kernel[(S // rows,)](
-        h_S2I, layout.score_S, layout.ends_E, a, a_scale, h_max, h8, h8_scale, layout.ends_E.numel(), I,
-        FP8=fp8, SAVE_MX=save_mx, ROWS=rows, BLOCK_I=block, num_warps=warps,
-    )  # fmt: skip
-    return a, a_scale, h_max, h8, h8_scale
-
-
-def swiglu_backward(da_SI, h_S2I, h_scale, layout: ExpertLayout, *, dh_scale_S=None, a_scale_S=None, BLOCK_I=64, num_warps=8):
-    """Returns dh, dh transposed (fp8 only), a, dscore."""
-    S, I = da_SI.shape
-    device = da_SI.device
-    fp8 = dh_scale_S is not None
-    dtype = torch.float8_e4m3fn if fp8 else da_SI.dtype
-    dh = torch.empty(S, 2, I, dtype=dtype, device=device)
-    dh_t = torch.empty(S // TILE, 2 * I, TILE, dtype=dtype, device=device) if fp8 else None
-    a = torch.empty((S // TILE, I, TILE) if fp8 else (S, I), dtype=dtype, device=device)
-    tiles = triton.cdiv(I, BLOCK_I)
-    dscore = torch.empty(tiles, S, dtype=torch.float32, device=device)
-    swiglu_passes.swiglu_backward_kernel[(tiles, S // TILE)](
-        da_SI, h_S2I, h_scale, layout.score_S, dh_scale_S, a_scale_S, layout.ends_E, dh, dh_t, a, dscore,
-        layout.ends_E.numel(), S, I,
-        FP8=fp8, SAVED_MX=h_scale is not None, ROWS=TILE, BLOCK_I=BLOCK_I, num_warps=num_warps,
-    )  # fmt: skip
-    return dh, dh_t, a, dscore.sum(0)

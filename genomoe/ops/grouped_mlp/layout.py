@@ -12,8 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+import triton
 from jaxtyping import Float32, Int, Int32
 from torch import Tensor
+
+from .kernels import layout as kernels
 
 TILE = 128
 
@@ -34,6 +38,10 @@ class ExpertLayout(NamedTuple):
     def slots(self) -> int:
         return self.token_S.shape[0]
 
+    @property
+    def num_experts(self) -> int:
+        return self.ends_E.shape[0]
+
 
 def slot_bound(choices: int, num_experts: int) -> int:
     """Slots that suffice for any routing of ``choices`` = T K pairs: a multiple of 128."""
@@ -44,15 +52,44 @@ def expert_layout(
     index_TK: Int[Tensor, "T K"], scores_TK: Float32[Tensor, "T K"], num_experts: int
 ) -> ExpertLayout:
     """Group the choices by expert, in token order within an expert (so every sum has one fixed order)."""
+    K, choices, device = index_TK.shape[1], index_TK.numel(), index_TK.device
+    index_C, score_C = index_TK.reshape(-1), scores_TK.reshape(-1)
+    slots = slot_bound(choices, num_experts)
+    experts = triton.next_power_of_2(num_experts)
+    block = max(16, min(256, 8192 // experts))
+    blocks = triton.cdiv(choices, block)
+    sizes = {"BLOCK": block, "EXPERTS": experts}
+
+    count_BE = torch.empty(blocks, num_experts, dtype=torch.int32, device=device)
+    kernels.count_kernel[(blocks,)](index_C, count_BE, choices, num_experts, **sizes)
+    count_BE = count_BE.cumsum(0, dtype=torch.int32)
+    token_S = torch.empty(slots, dtype=torch.int32, device=device)
+    score_S = torch.empty(slots, dtype=torch.float32, device=device)
+    ends_E = torch.empty(num_experts, dtype=torch.int32, device=device)
+    tile_expert_M = torch.empty(slots // TILE, dtype=torch.int32, device=device)
+    kernels.segments_kernel[(slots // TILE,)](
+        count_BE, token_S, score_S, ends_E, tile_expert_M, blocks, num_experts, TILE=TILE, EXPERTS=experts
+    )
+    slot_TK = torch.empty(index_TK.shape, dtype=torch.int32, device=device)
+    kernels.place_kernel[(blocks,)](
+        index_C, score_C, count_BE, slot_TK, token_S, score_S, choices, blocks, num_experts, K=K, TILE=TILE, **sizes
+    )
+    return ExpertLayout(slot_TK, token_S, score_S, ends_E, tile_expert_M)
+
+
+def expert_layout_reference(
+    index_TK: Int[Tensor, "T K"], scores_TK: Float32[Tensor, "T K"], num_experts: int
+) -> ExpertLayout:
+    """The same by a stable sort, on any device."""
     choices_per_token = index_TK.shape[1]
-    experts = torch.arange(num_experts, device=index_TK.device, dtype=torch.int16)
-    expert_sorted, order = torch.sort(index_TK.reshape(-1).to(torch.int16), stable=True)
+    experts = torch.arange(num_experts, device=index_TK.device)
+    expert_sorted, order = torch.sort(index_TK.reshape(-1), stable=True)
     ends = torch.searchsorted(expert_sorted, experts, right=True)
-    starts = torch.nn.functional.pad(ends[:-1], (1, 0))
+    starts = F.pad(ends[:-1], (1, 0))
     tiles = ((ends - starts + TILE - 1) // TILE).clamp(min=1)
     padded_ends = tiles.cumsum(0) * TILE
     shift = padded_ends - tiles * TILE - starts
-    slot_sorted = torch.arange(order.numel(), device=order.device) + shift[expert_sorted.long()]
+    slot_sorted = torch.arange(order.numel(), device=order.device) + shift[expert_sorted]
 
     slots = slot_bound(order.numel(), num_experts)
     slot_TK = torch.empty_like(order, dtype=torch.int32)
@@ -63,6 +100,4 @@ def expert_layout(
     score_S[slot_sorted] = scores_TK.reshape(-1).float()[order]
     first_rows = torch.arange(0, slots, TILE, device=order.device)
     tile_expert_M = torch.searchsorted(padded_ends, first_rows, right=True)
-    return ExpertLayout(
-        slot_TK.view(index_TK.shape), token_S, score_S, padded_ends.int(), tile_expert_M.int()
-    )
+    return ExpertLayout(slot_TK.view(index_TK.shape), token_S, score_S, padded_ends.int(), tile_expert_M.int())

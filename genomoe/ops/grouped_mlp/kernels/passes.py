@@ -1,77 +1,67 @@
-"""Memory-bound passes around the products: gather, combine, quantise. Each reads and writes every byte once.
+"""Memory-bound passes around the products: spread, combine, transpose, quantise. Each reads and writes every byte once.
 
-Axes: T tokens, K choices, S slots, D model (any row length), E experts.
+Axes: T tokens, K choices, S slots, M tiles of 128 slots, D model (any row length), E experts, R rows, C columns.
 """
 
 import triton
 import triton.language as tl
 
-from .tile import exponent_for_e4m3, power_of_two, quantize_mx, to_e4m3
+from .tile import e4m3_exponent, power_of_two, quantize_mx, to_e4m3
 
 
-@triton.jit(do_not_specialize=["num_experts"])
-def gather_kernel(
+@triton.jit(do_not_specialize=["T", "num_experts", "token_programs"])
+def spread_kernel(
     x_TD,
+    slot_TK,
     token_S,
     ends_E,
     out_SD,  # x's dtype, or e4m3 (FP8)
     scale_S,  # out float32 power of two (FP8)
-    norm_S,  # out float32: Euclidean norm of the row (FP8 and NORM)
-    num_experts,
+    T,
     D,
+    num_experts,
+    token_programs,
+    K: tl.constexpr,
     FP8: tl.constexpr,
-    NORM: tl.constexpr,
+    TILE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """out[s] = x[token of slot s], zeros for padding; with FP8 each row is divided by its own power of two."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    if tl.program_id(0) * ROWS < tl.load(ends_E + num_experts - 1):
-        token = tl.load(token_S + rows)
-        columns = tl.arange(0, BLOCK_D)
-        inside = (columns < D)[None, :]
-        x = tl.load(
-            x_TD + token[:, None].to(tl.int64) * D + columns[None, :], mask=inside & (token >= 0)[:, None], other=0.0
-        )
-        at = rows[:, None].to(tl.int64) * D + columns[None, :]
+    """Each token's row is read once and written to its K slots; further programs write zeros to the padding slots.
+
+    With FP8 each row is divided by its own power of two.
+    """
+    program = tl.program_id(0)
+    columns = tl.arange(0, BLOCK_D)
+    inside = (columns < D)[None, :]
+    if program < token_programs:
+        token = program * ROWS + tl.arange(0, ROWS)
+        real = token < T
+        x = tl.load(x_TD + token[:, None].to(tl.int64) * D + columns[None, :], mask=real[:, None] & inside, other=0.0)
+        exponent = token * 0
         if FP8:
             x = x.to(tl.float32)
-            exponent = exponent_for_e4m3(tl.max(tl.abs(x), axis=1))
-            tl.store(scale_S + rows, power_of_two(exponent))
-            if NORM:
-                tl.store(norm_S + rows, tl.sqrt(tl.sum(x * x, axis=1)))
-            tl.store(out_SD + at, to_e4m3(x * power_of_two(-exponent)[:, None]), mask=inside)
+            exponent = e4m3_exponent(tl.max(tl.abs(x), axis=1))
+            row = to_e4m3(x * power_of_two(-exponent)[:, None])
         else:
-            tl.store(out_SD + at, x, mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_experts"])
-def gather_transposed_kernel(
-    x_TD,
-    token_S,
-    factor_S,  # float32: what each slot's row is multiplied with before rounding
-    ends_E,
-    out_MDB,  # out e4m3 [S / BS, D, BS]
-    num_experts,
-    D,
-    BS: tl.constexpr,
-    BD: tl.constexpr,
-):
-    """out[:, s] = e4m3(x[token of slot s] * factor[s]): the operand of a weight gradient, slots contiguous."""
-    first = tl.program_id(0) * BS
-    if first < tl.load(ends_E + num_experts - 1):
-        rows = first + tl.arange(0, BS)
-        columns = tl.program_id(1) * BD + tl.arange(0, BD)
-        token = tl.load(token_S + rows)
-        factor = tl.load(factor_S + rows)
-        x = tl.load(
-            x_TD + token[:, None].to(tl.int64) * D + columns[None, :],
-            mask=(columns < D)[None, :] & (token >= 0)[:, None],
-            other=0.0,
-        )
-        x8 = to_e4m3(x.to(tl.float32) * factor[:, None])
-        at = out_MDB + tl.program_id(0).to(tl.int64) * D * BS + columns[:, None] * BS + tl.arange(0, BS)[None, :]
-        tl.store(at, x8.T, mask=(columns < D)[:, None])
+            row = x
+        for k in tl.static_range(K):
+            slot = tl.load(slot_TK + token * K + k, mask=real, other=0)
+            tl.store(out_SD + slot[:, None].to(tl.int64) * D + columns[None, :], row, mask=real[:, None] & inside)
+            if FP8:
+                tl.store(scale_S + slot, power_of_two(exponent), mask=real)
+    else:
+        first = (program - token_programs) * TILE
+        if first < tl.load(ends_E + num_experts - 1):
+            if tl.min(tl.load(token_S + first + tl.arange(0, TILE)), axis=0) < 0:
+                for start in range(0, TILE, ROWS):
+                    slot = first + start + tl.arange(0, ROWS)
+                    padding = tl.load(token_S + slot) < 0
+                    zeros = tl.zeros((ROWS, BLOCK_D), out_SD.dtype.element_ty)
+                    at = out_SD + slot[:, None].to(tl.int64) * D + columns[None, :]
+                    tl.store(at, zeros, mask=padding[:, None] & inside)
+                    if FP8:
+                        tl.store(scale_S + slot, power_of_two(slot * 0 - 126), mask=padding)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -97,46 +87,121 @@ def combine_kernel(
     tl.store(out_TD + at, total.to(out_TD.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["num_experts"])
+def scale_unit_kernel(left_S, right_S, ends_E, unit_E, BLOCK: tl.constexpr):
+    """Per expert, the largest product of two row scales: what one unit of a weight gradient is worth."""
+    expert = tl.program_id(0)
+    start = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
+    end = tl.load(ends_E + expert)
+    largest = tl.full((BLOCK,), 1.1754943508222875e-38, tl.float32)
+    for first in range(start, end, BLOCK):
+        slot = first + tl.arange(0, BLOCK)
+        left = tl.load(left_S + slot, mask=slot < end, other=0.0)
+        largest = tl.maximum(largest, left * tl.load(right_S + slot, mask=slot < end, other=0.0))
+    tl.store(unit_E + expert, tl.max(largest, axis=0))
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def gather_transposed_kernel(
+    x_TD,
+    token_S,
+    scale_S,  # float32: row scales of the other operand
+    unit_E,
+    ends_E,
+    tile_expert_M,
+    out_MDB,  # out e4m3
+    D,
+    num_experts,
+    TILE: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """out[:, s] = e4m3(x[token of slot s] * scale[s] / unit of its expert): slots contiguous within a tile."""
+    m = tl.program_id(0)
+    if m * TILE < tl.load(ends_E + num_experts - 1):
+        slot = m * TILE + tl.arange(0, TILE)
+        columns = tl.program_id(1) * BD + tl.arange(0, BD)
+        token = tl.load(token_S + slot)
+        factor = tl.load(scale_S + slot) / tl.load(unit_E + tl.load(tile_expert_M + m))
+        x = tl.load(
+            x_TD + token[:, None].to(tl.int64) * D + columns[None, :],
+            mask=(columns < D)[None, :] & (token >= 0)[:, None],
+            other=0.0,
+        )
+        x8 = to_e4m3(x.to(tl.float32) * factor[:, None])
+        at = out_MDB + m.to(tl.int64) * D * TILE + columns[:, None] * TILE + tl.arange(0, TILE)[None, :]
+        tl.store(at, x8.T, mask=(columns < D)[:, None])
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def transpose_tiles_kernel(x_SC, ends_E, out_MCB, C, num_experts, TILE: tl.constexpr, BC: tl.constexpr):
+    """[S, C] -> [M, C, 128]: slots contiguous within a tile."""
+    m = tl.program_id(0)
+    if m * TILE < tl.load(ends_E + num_experts - 1):
+        slot = m * TILE + tl.arange(0, TILE)
+        columns = tl.program_id(1) * BC + tl.arange(0, BC)
+        x = tl.load(x_SC + slot[:, None].to(tl.int64) * C + columns[None, :], mask=(columns < C)[None, :])
+        at = out_MCB + m.to(tl.int64) * C * TILE + columns[:, None] * TILE + tl.arange(0, TILE)[None, :]
+        tl.store(at, x.T, mask=(columns < C)[:, None])
+
+
 @triton.jit
-def quantize_weight_kernel(
-    w_ERC,  # [E, R, C]
-    scale_E,
-    out_ERC,  # out e4m3 (PLAIN)
-    out_ECR,  # out e4m3, transposed (TRANSPOSED)
+def weight_kernel(
+    w_ERC,
+    scale_E,  # float32 (FP8)
+    out,  # [E, R, C], or [E, C, R] (TRANSPOSED); w's dtype or e4m3 (FP8)
     R,
     C,
-    PLAIN: tl.constexpr,
+    FP8: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """e4m3(w / scale of the expert), as it stands and/or with its two last dimensions swapped: the same numbers."""
+    """w, or e4m3(w / scale of the expert), as it stands or with its last two dimensions swapped."""
     expert = tl.program_id(2).to(tl.int64)
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (r < R)[:, None] & (c < C)[None, :]
     at = expert * R * C + r[:, None].to(tl.int64) * C + c[None, :]
-    w = tl.load(w_ERC + at, mask=inside, other=0.0).to(tl.float32)
-    w8 = to_e4m3(w / tl.load(scale_E + expert))
-    if PLAIN:
-        tl.store(out_ERC + at, w8, mask=inside)
+    w = tl.load(w_ERC + at, mask=inside, other=0.0)
+    if FP8:
+        w = to_e4m3(w.to(tl.float32) * (1.0 / tl.load(scale_E + expert)))
     if TRANSPOSED:
-        at_t = expert * R * C + c[:, None].to(tl.int64) * R + r[None, :]
-        tl.store(out_ECR + at_t, w8.T, mask=(c < C)[:, None] & (r < R)[None, :])
+        at = expert * R * C + c[:, None].to(tl.int64) * R + r[None, :]
+        tl.store(out + at, w.T, mask=(c < C)[:, None] & (r < R)[None, :])
+    else:
+        tl.store(out + at, w, mask=inside)
 
 
 @triton.jit
 def quantize_mx_kernel(
-    x_RC, elements_RC, scales, R, C, CEIL: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr
+    x_NRC,
+    elements,  # out e4m3 [N, R, C], or [N, C, R] (TRANSPOSED)
+    scales,  # out uint8 [N, R, C / 32], or [N, C, R / 32] (TRANSPOSED)
+    R,
+    C,
+    TRANSPOSED: tl.constexpr,
+    CEIL: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
 ):
-    """MXFP8 along the last dimension."""
+    """MXFP8 of N matrices along their last dimension, or along the one before it with the two swapped."""
+    n = tl.program_id(2).to(tl.int64)
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = (r < R)[:, None] & (c < C)[None, :]
-    at = r[:, None].to(tl.int64) * C + c[None, :]
-    x = tl.load(x_RC + at, mask=inside, other=0.0).to(tl.float32)
-    elements, scale = quantize_mx(x, BR, BC, CEIL)
-    tl.store(elements_RC + at, elements, mask=inside)
-    block = tl.program_id(1) * (BC // 32) + tl.arange(0, BC // 32)
-    scale_at = scales + r[:, None].to(tl.int64) * (C // 32) + block[None, :]
-    tl.store(scale_at, scale, mask=(r < R)[:, None] & (block < C // 32)[None, :])
+    x = tl.load(
+        x_NRC + n * R * C + r[:, None].to(tl.int64) * C + c[None, :], mask=(r < R)[:, None] & (c < C)[None, :], other=0.0
+    ).to(tl.float32)
+    if TRANSPOSED:
+        element, scale = quantize_mx(x.T, BC, BR, CEIL)
+        block = tl.program_id(0) * (BR // 32) + tl.arange(0, BR // 32)
+        at = c[:, None].to(tl.int64) * R + r[None, :]
+        tl.store(elements + n * R * C + at, element, mask=(c < C)[:, None] & (r < R)[None, :])
+        at = c[:, None].to(tl.int64) * (R // 32) + block[None, :]
+        tl.store(scales + n * C * (R // 32) + at, scale, mask=(c < C)[:, None] & (block < R // 32)[None, :])
+    else:
+        element, scale = quantize_mx(x, BR, BC, CEIL)
+        block = tl.program_id(1) * (BC // 32) + tl.arange(0, BC // 32)
+        at = r[:, None].to(tl.int64) * C + c[None, :]
+        tl.store(elements + n * R * C + at, element, mask=(r < R)[:, None] & (c < C)[None, :])
+        at = r[:, None].to(tl.int64) * (C // 32) + block[None, :]
+        tl.store(scales + n * R * (C // 32) + at, scale, mask=(r < R)[:, None] & (block < C // 32)[None, :])

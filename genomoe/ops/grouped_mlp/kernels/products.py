@@ -1,6 +1,6 @@
-"""Plain grouped products in e4m3 (Hopper tensor cores), float32 accumulation, scales applied outside the product.
+"""Grouped products in e4m3 (Hopper tensor cores) and in MXFP8 (Blackwell tensor cores), float32 accumulation.
 
-Axes: S slots, E experts, M and N the rows and columns of the output, K the contracted dimension.
+Axes: S slots, E experts, M and N rows and columns of the output, K the contracted dimension.
 """
 
 import triton
@@ -12,118 +12,97 @@ from .tile import tile_position
 @triton.jit(do_not_specialize=["num_experts"])
 def product_kernel(
     a_desc,  # [S, K] e4m3
-    a_scale,  # float32 power of two: [S], or [K / SCALE_BLOCK, S] (SCALE_BLOCK > 0)
+    a_scale,  # float32 power of two [S]; MX: scale bytes [S, K / 32]
     w_desc,  # [E, N, K] e4m3
-    w_scale_E,
+    w_scale,  # float32 power of two [E]; MX: scale bytes [E, N, K / 32]
     ends_E,
     tile_expert_M,
     out_desc,  # out [S, N] bf16
     num_experts,
-    slots,
     N,
     K,
-    SCALE_BLOCK: tl.constexpr,
+    MX: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    FLATTEN: tl.constexpr,
 ):
-    """out = a @ w[expert of the row]^T. With SCALE_BLOCK, every block of the contraction has its own row scales."""
+    """out = a @ w[expert of the row]^T."""
     tiles_m = tl.load(ends_E + num_experts - 1) // BM
     tiles_n = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
+    for tile in range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS):
         m, n = tile_position(tile, tiles_m, tiles_n, GROUP_M)
         expert = tl.load(tile_expert_M + m)
-        row = m * BM
-        rows = row + tl.arange(0, BM)
+        rows = m * BM + tl.arange(0, BM)
         accumulator = tl.zeros((BM, BN), tl.float32)
+        if MX:
+            columns = n * BN + tl.arange(0, BN)
+            blocks = tl.arange(0, BK // 32)
+            a_scale_at = a_scale + rows[:, None].to(tl.int64) * (K // 32) + blocks[None, :]
+            w_scale_at = w_scale + (expert * N + columns)[:, None].to(tl.int64) * (K // 32) + blocks[None, :]
         for k in range(0, K, BK):
-            a = a_desc.load([row, k])
+            a = a_desc.load([m * BM, k])
             w = w_desc.load([expert, n * BN, k]).reshape(BN, BK)
-            if SCALE_BLOCK > 0:
-                scale = tl.load(a_scale + k // SCALE_BLOCK * slots + rows)
-                accumulator += tl.dot(a, w.T) * scale[:, None]
+            if MX:
+                inside = (k // 32 + blocks < K // 32)[None, :]
+                a_bytes = tl.load(a_scale_at + k // 32, mask=inside, other=127)
+                w_bytes = tl.load(w_scale_at + k // 32, mask=inside & (columns < N)[:, None], other=127)
+                accumulator = tl.dot_scaled(a, a_bytes, "e4m3", w.T, w_bytes, "e4m3", accumulator)
             else:
                 accumulator = tl.dot(a, w.T, accumulator)
-        scale = tl.load(w_scale_E + expert)
-        if SCALE_BLOCK > 0:
-            accumulator *= scale
-        else:
-            accumulator *= (tl.load(a_scale + rows) * scale)[:, None]
-        out_desc.store([row, n * BN], accumulator.to(tl.bfloat16))
+        if not MX:
+            accumulator *= (tl.load(a_scale + rows) * tl.load(w_scale + expert))[:, None]
+        out_desc.store([m * BM, n * BN], accumulator.to(out_desc.dtype))
 
 
 @triton.jit(do_not_specialize=["num_experts"])
 def weight_gradient_kernel(
-    left_desc,  # [S / BK, M, BK] e4m3: slots contiguous, in tiles of the contraction
-    right_desc,  # [S / BK, N, BK] e4m3
-    scale_E,  # float32: what one unit of the product is worth, per expert
-    ends_E,
-    out_desc,  # out [E, M, N] bf16 or float32
-    num_experts,
-    M,
-    N,
-    ACCUMULATE: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    FLATTEN: tl.constexpr,
-):
-    """out[e] (+)= left[:, slots of e] @ right[:, slots of e]^T."""
-    tiles_m = tl.cdiv(M, BM)
-    tiles_n = tl.cdiv(N, BN)
-    per_expert = tiles_m * tiles_n
-    for tile in tl.range(tl.program_id(0), num_experts * per_expert, PROGRAMS, flatten=FLATTEN):
-        expert = tile // per_expert
-        m, n = tile_position(tile % per_expert, tiles_m, tiles_n, GROUP_M)
-        start = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
-        end = tl.load(ends_E + expert)
-        accumulator = tl.zeros((BM, BN), tl.float32)
-        for k in range(start, end, BK):
-            left = left_desc.load([k // BK, m * BM, 0]).reshape(BM, BK)
-            right = right_desc.load([k // BK, n * BN, 0]).reshape(BN, BK)
-            accumulator = tl.dot(left, right.T, accumulator)
-        accumulator *= tl.load(scale_E + expert)
-        if ACCUMULATE:
-            accumulator += out_desc.load([expert, m * BM, n * BN]).reshape(BM, BN).to(tl.float32)
-        out_desc.store([expert, m * BM, n * BN], accumulator.to(out_desc.dtype).reshape(1, BM, BN))
-
-
-@triton.jit(do_not_specialize=["num_experts"])
-def weight_gradient_gather_kernel(
-    left_desc,  # [S, M] bf16
-    x_TN,  # bf16: ungathered rows
-    token_S,
+    left_desc,  # e4m3 [S / BK, M, BK]: slots contiguous, in tiles of the contraction; MX: [M, S]
+    left_scale,  # MX: scale bytes [M, S / 32]
+    right_desc,  # e4m3 [S / BK, N, BK]; MX: [N, S]
+    right_scale,  # MX: scale bytes [N, S / 32]
+    unit_E,  # float32: what one unit of the product is worth, per expert; MX: None
     ends_E,
     out_desc,  # out [E, M, N]
     num_experts,
+    slots,
     M,
     N,
+    MX: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    FLATTEN: tl.constexpr,
 ):
-    """out[e] = left[slots of e]^T @ x[tokens of the slots of e]."""
+    """out[e] = left[:, slots of e] @ right[:, slots of e]^T."""
     tiles_m = tl.cdiv(M, BM)
     tiles_n = tl.cdiv(N, BN)
     per_expert = tiles_m * tiles_n
-    for tile in tl.range(tl.program_id(0), num_experts * per_expert, PROGRAMS, flatten=FLATTEN):
+    for tile in range(tl.program_id(0), num_experts * per_expert, PROGRAMS):
         expert = tile // per_expert
         m, n = tile_position(tile % per_expert, tiles_m, tiles_n, GROUP_M)
         start = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
         end = tl.load(ends_E + expert)
-        columns = n * BN + tl.arange(0, BN)
         accumulator = tl.zeros((BM, BN), tl.float32)
+        if MX:
+            rows = m * BM + tl.arange(0, BM)
+            columns = n * BN + tl.arange(0, BN)
+            blocks = tl.arange(0, BK // 32)
+            left_scale_at = left_scale + rows[:, None].to(tl.int64) * (slots // 32) + blocks[None, :]
+            right_scale_at = right_scale + columns[:, None].to(tl.int64) * (slots // 32) + blocks[None, :]
         for k in range(start, end, BK):
-            left = left_desc.load([k, m * BM])
-            token = tl.load(token_S + k + tl.arange(0, BK))
-            right = tl.load(x_TN + token[:, None].to(tl.int64) * N + columns[None, :], mask=(token >= 0)[:, None], other=0.0)
-            accumulator = tl.dot(left.T, right, accumulator)
+            if MX:
+                left = left_desc.load([m * BM, k])
+                right = right_desc.load([n * BN, k])
+                left_bytes = tl.load(left_scale_at + k // 32, mask=(rows < M)[:, None], other=127)
+                right_bytes = tl.load(right_scale_at + k // 32, mask=(columns < N)[:, None], other=127)
+                accumulator = tl.dot_scaled(left, left_bytes, "e4m3", right.T, right_bytes, "e4m3", accumulator)
+            else:
+                left = left_desc.load([k // BK, m * BM, 0]).reshape(BM, BK)
+                right = right_desc.load([k // BK, n * BN, 0]).reshape(BN, BK)
+                accumulator = tl.dot(left, right.T, accumulator)
+        if not MX:
+            accumulator *= tl.load(unit_E + expert)
         out_desc.store([expert, m * BM, n * BN], accumulator.to(out_desc.dtype).reshape(1, BM, BN))

@@ -15,19 +15,13 @@ def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Left and right half of a tile's columns. Epilogues work on halves: a whole float32 tile and its neighbours do not fit in registers."""
-    return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
-
-
-@triton.jit
 def power_of_two(exponent):
     """2**exponent as float32, for int32 exponents from -126 to 127."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def exponent_for_e4m3(largest):
+def e4m3_exponent(largest):
     """Smallest exponent e >= -126 with largest <= 448 * 2**e, for non-negative float32 values up to 2**127."""
     bits = largest.to(tl.int32, bitcast=True)
     return tl.maximum((bits >> 23) + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32) - 8 - 127, -126)
@@ -40,7 +34,7 @@ def to_e4m3(x):
 
 
 @triton.jit
-def quantize_mx(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CEIL: tl.constexpr = False):
+def quantize_mx(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CEIL: tl.constexpr = True):
     """MXFP8 along the columns, exactly as `genomoe.ops.mxfp8.quantize_mxfp8`: elements and scale bytes of a float32 tile."""
     blocks = tl.reshape(x, (ROWS, COLUMNS // 32, 32))
     largest = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
@@ -56,18 +50,13 @@ def quantize_mx(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CEIL: tl.constexpr
 
 
 @triton.jit
-def mx_scale(byte):
-    """The float32 value of a scale byte."""
-    exponent = byte.to(tl.int32)
-    bits = tl.where(exponent == 0, 1 << 22, exponent << 23)
-    return tl.where(exponent == 255, float("nan"), bits.to(tl.float32, bitcast=True))
-
-
-@triton.jit
 def dequantize_mx(elements, scales, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """float32 tile of MXFP8 elements [ROWS, COLUMNS] and scale bytes [ROWS, COLUMNS // 32]."""
+    exponent = scales.to(tl.int32)
+    bits = tl.where(exponent == 0, 1 << 22, exponent << 23)
+    scale = tl.where(exponent == 255, float("nan"), bits.to(tl.float32, bitcast=True))
     blocks = tl.reshape(elements.to(tl.float32), (ROWS, COLUMNS // 32, 32))
-    return tl.reshape(blocks * mx_scale(scales)[:, :, None], (ROWS, COLUMNS))
+    return tl.reshape(blocks * scale[:, :, None], (ROWS, COLUMNS))
 
 
 @triton.jit
