@@ -41,10 +41,11 @@ class TileConfig:
     GROUP_M: int = 8
     num_warps: int = 8
     num_stages: int = 3
+    per_processor: int = 1
 
     def launch_options(self, device: torch.device) -> tuple[tuple[int], dict]:
-        """Grid and keyword arguments of a persistent launch: one program per multiprocessor."""
-        programs = processor_count(device)
+        """Grid and keyword arguments of a persistent launch: as many programs as fit on the device at once."""
+        programs = processor_count(device) * self.per_processor
         options = {name: getattr(self, name) for name in ("BM", "BN", "BK", "GROUP_M", "num_warps", "num_stages")}
         return (programs,), {**options, "PROGRAMS": programs}
 

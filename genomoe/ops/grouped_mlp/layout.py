@@ -60,19 +60,19 @@ def expert_layout(
     blocks = triton.cdiv(choices, block)
     sizes = {"BLOCK": block, "EXPERTS": experts}
 
-    count_BE = torch.empty(blocks, num_experts, dtype=torch.int32, device=device)
-    kernels.count_kernel[(blocks,)](index_C, count_BE, choices, num_experts, **sizes)
-    count_BE = count_BE.cumsum(0, dtype=torch.int32)
+    count_EB = torch.empty(num_experts, blocks, dtype=torch.int32, device=device)
+    kernels.count_kernel[(blocks,)](index_C, count_EB, choices, blocks, num_experts, **sizes)
+    kernels.running_count_kernel[(num_experts,)](count_EB, blocks, CHUNK=1024)
     token_S = torch.empty(slots, dtype=torch.int32, device=device)
     score_S = torch.empty(slots, dtype=torch.float32, device=device)
     ends_E = torch.empty(num_experts, dtype=torch.int32, device=device)
     tile_expert_M = torch.empty(slots // TILE, dtype=torch.int32, device=device)
     kernels.segments_kernel[(slots // TILE,)](
-        count_BE, token_S, score_S, ends_E, tile_expert_M, blocks, num_experts, TILE=TILE, EXPERTS=experts
+        count_EB, token_S, score_S, ends_E, tile_expert_M, blocks, num_experts, TILE=TILE, EXPERTS=experts
     )
     slot_TK = torch.empty(index_TK.shape, dtype=torch.int32, device=device)
     kernels.place_kernel[(blocks,)](
-        index_C, score_C, count_BE, slot_TK, token_S, score_S, choices, blocks, num_experts, K=K, TILE=TILE, **sizes
+        index_C, score_C, count_EB, slot_TK, token_S, score_S, choices, blocks, num_experts, K=K, TILE=TILE, **sizes
     )
     return ExpertLayout(slot_TK, token_S, score_S, ends_E, tile_expert_M)
 

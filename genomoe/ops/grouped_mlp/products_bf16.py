@@ -5,11 +5,14 @@ Axes: T tokens, S slots, D model, I expert width, E experts.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from . import launch
+from .kernels.up_swiglu import up_swiglu_kernel
+from .launch import TileConfig, descriptor
 from .layout import ExpertLayout
 from .saved import Save, SavedUp
 
@@ -22,6 +25,26 @@ def up(
     h = F.grouped_mm(xs, w_up_E2ID.transpose(1, 2), offs=layout.ends_E)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save_mx=save == "mxfp8")
     return a.values_SX, saved
+
+
+UP = TileConfig(BN=64, BK=64, num_stages=3, num_warps=4, per_processor=2)
+
+
+def up_fused(x_TD, w_up_E2ID, layout, save):
+    """`up` in one kernel."""
+    E, I2, D = w_up_E2ID.shape
+    I, S = I2 // 2, layout.slots
+    a = x_TD.new_empty(S, I)
+    h = torch.empty(S, 2, I, dtype=launch.E4M3 if save == "mxfp8" else x_TD.dtype, device=x_TD.device) if save else None
+    scales = torch.empty(S, 2, I // 32, dtype=torch.uint8, device=x_TD.device) if save == "mxfp8" else None
+    c = UP
+    grid, options = c.launch_options(x_TD.device)
+    up_swiglu_kernel[grid](
+        x_TD, layout.token_S, descriptor(w_up_E2ID.view(E, 2, I, D), 1, 2, c.BN, c.BK), layout.score_S, layout.ends_E,
+        layout.tile_expert_M, descriptor(a, c.BM, c.BN // 2), descriptor(h, c.BM, 1, c.BN // 2) if save else None, scales,
+        E, D, I, SAVE=save is not None, SAVE_MX=save == "mxfp8", **options,
+    )  # fmt: skip
+    return a, SavedUp(h, scales)
 
 
 def down(a_SI: Float[Tensor, "S I"], w_down_EDI: Float[Tensor, "E D I"], layout: ExpertLayout) -> Float[Tensor, "S D"]:

@@ -16,31 +16,43 @@ def _one_hot(index_C, block, choices, num_experts, BLOCK: tl.constexpr, EXPERTS:
 
 
 @triton.jit
-def _segments(count_BE, blocks, num_experts, TILE: tl.constexpr, EXPERTS: tl.constexpr):
-    """First slot and end of each expert's padded segment, from the running counts' last row."""
+def _segments(count_EB, blocks, num_experts, TILE: tl.constexpr, EXPERTS: tl.constexpr):
+    """First slot and end of each expert's padded segment, from the running counts' last column."""
     expert = tl.arange(0, EXPERTS)
     real = expert < num_experts
-    total = tl.load(count_BE + (blocks - 1) * num_experts + expert, mask=real, other=0)
+    total = tl.load(count_EB + expert * blocks + blocks - 1, mask=real, other=0)
     padded = tl.where(real, tl.maximum((total + TILE - 1) // TILE, 1) * TILE, 0)
     end = tl.cumsum(padded, axis=0)
     return end - padded, end
 
 
-@triton.jit(do_not_specialize=["choices", "num_experts"])
-def count_kernel(index_C, count_BE, choices, num_experts, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
+@triton.jit(do_not_specialize=["choices", "blocks", "num_experts"])
+def count_kernel(index_C, count_EB, choices, blocks, num_experts, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
     """How many choices of each block go to each expert."""
     block = tl.program_id(0)
     counts = tl.sum(_one_hot(index_C, block, choices, num_experts, BLOCK, EXPERTS), axis=0)
     expert = tl.arange(0, EXPERTS)
-    tl.store(count_BE + block * num_experts + expert, counts, mask=expert < num_experts)
+    tl.store(count_EB + expert * blocks + block, counts, mask=expert < num_experts)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def running_count_kernel(count_EB, blocks, CHUNK: tl.constexpr):
+    """In place: the counts of a block and of all blocks before it, per expert."""
+    row = count_EB + tl.program_id(0) * blocks
+    before = 0
+    for first in range(0, blocks, CHUNK):
+        block = first + tl.arange(0, CHUNK)
+        counts = tl.load(row + block, mask=block < blocks, other=0)
+        tl.store(row + block, before + tl.cumsum(counts, axis=0), mask=block < blocks)
+        before += tl.sum(counts, axis=0)
 
 
 @triton.jit(do_not_specialize=["blocks", "num_experts"])
 def segments_kernel(
-    count_BE, token_S, score_S, ends_E, tile_expert_M, blocks, num_experts, TILE: tl.constexpr, EXPERTS: tl.constexpr
+    count_EB, token_S, score_S, ends_E, tile_expert_M, blocks, num_experts, TILE: tl.constexpr, EXPERTS: tl.constexpr
 ):
     """Ends of the segments and each tile's expert; every slot starts as padding."""
-    _, end = _segments(count_BE, blocks, num_experts, TILE, EXPERTS)
+    _, end = _segments(count_EB, blocks, num_experts, TILE, EXPERTS)
     expert = tl.arange(0, EXPERTS)
     m = tl.program_id(0)
     if m == 0:
@@ -56,7 +68,7 @@ def segments_kernel(
 def place_kernel(
     index_C,
     score_C,
-    count_BE,  # running: choices of block b and of all before it, per expert
+    count_EB,  # running: choices of block b and of all before it, per expert
     slot_C,
     token_S,
     score_S,
@@ -72,8 +84,8 @@ def place_kernel(
     block = tl.program_id(0)
     one_hot = _one_hot(index_C, block, choices, num_experts, BLOCK, EXPERTS)
     expert = tl.arange(0, EXPERTS)
-    start, _ = _segments(count_BE, blocks, num_experts, TILE, EXPERTS)
-    running = tl.load(count_BE + block * num_experts + expert, mask=expert < num_experts, other=0)
+    start, _ = _segments(count_EB, blocks, num_experts, TILE, EXPERTS)
+    running = tl.load(count_EB + expert * blocks + block, mask=expert < num_experts, other=0)
     before_block = running - tl.sum(one_hot, axis=0)
     slot_if_chosen = (start + before_block)[None, :] + tl.cumsum(one_hot, axis=0) - 1
     slot = tl.sum(one_hot * slot_if_chosen, axis=1)
