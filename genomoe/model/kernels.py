@@ -14,8 +14,8 @@ class KernelOptions:
 
     experts: str = "auto"
     """Backend of `grouped_mlp`: auto, reference, grouped_mm, fused, te."""
-    precision: Literal["bf16", "fp8", "mxfp8"] = "bf16"
-    """Of the expert products; bf16 means the weights' own dtype."""
+    precision: Literal["bf16", "fp8", "mxfp8", "nvfp4"] = "bf16"
+    """Of the expert products; bf16 means the weights' own dtype, nvfp4 is Transformer Engine's alone."""
     save: Literal["bf16", "mxfp8", "recompute"] = "bf16"
     """What the experts keep for the backward pass."""
     chunk_tokens: int | None = None
@@ -31,7 +31,7 @@ class KernelOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("precision", ("bf16", "fp8", "mxfp8")),
+            ("precision", ("bf16", "fp8", "mxfp8", "nvfp4")),
             ("save", ("bf16", "mxfp8", "recompute")),
             ("pointwise", ("auto", "torch", "triton")),
             ("attention", BACKENDS),

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from genomoe.ops.grouped_mlp.select import PLAIN, select_backend
+from genomoe.ops.grouped_mlp.select import BACKENDS, select_backend
 
 __all__ = ["grouped_mlp", "select_backend"]
 
@@ -25,7 +23,7 @@ def grouped_mlp(
     scores_TK: Float[Tensor, "T K"],
     *,
     backend: str = "auto",
-    precision: Literal["bf16", "fp8", "mxfp8"] = "bf16",
+    precision: Literal["bf16", "fp8", "mxfp8", "nvfp4"] = "bf16",
     save: Literal["bf16", "mxfp8", "recompute"] = "bf16",
     chunk_tokens: int | None = None,
 ) -> Float[Tensor, "T D"]:
@@ -38,8 +36,9 @@ def grouped_mlp(
         expert_index_TK: the experts of each token (any integer dtype).
         scores_TK: their weights, float32; differentiable.
         backend: "auto" or a name of `genomoe.ops.grouped_mlp.select`.
-        precision: of the products; "bf16" means the weights' own dtype.
-        save: what is kept for the backward pass.
+        precision: of the products' operands; "bf16" means the weights' own dtype; "nvfp4" is
+            Transformer Engine's alone.
+        save: what is kept of gate and up for the backward pass; "recompute": nothing, they are computed again.
         chunk_tokens: run so many tokens at a time, which bounds the transient memory.
 
     Raises:
@@ -55,18 +54,11 @@ def grouped_mlp(
         )
     if backend == "auto":
         backend = select_backend(x_TD, w_up_E2ID, precision=precision, save=save).name
-    if backend not in PLAIN:
-        raise ValueError(f"there is no expert backend {backend!r}; backends: auto, {', '.join(PLAIN)}")
-    if precision != "bf16" or save == "mxfp8":
-        raise ValueError(f"the expert backend {backend!r} has neither precision={precision!r} nor save={save!r}")
-    experts = PLAIN[backend]
-    step = chunk_tokens or max(T, 1)
-    out = []
-    for start in range(0, max(T, 1), step):
-        rows = slice(start, start + step)
-        args = (x_TD[rows], w_up_E2ID, w_down_EDI, expert_index_TK[rows], scores_TK[rows])
-        if save == "recompute" and torch.is_grad_enabled():
-            out.append(checkpoint(experts, *args, use_reentrant=False, preserve_rng_state=False))
-        else:
-            out.append(experts(*args))
-    return out[0] if len(out) == 1 else torch.cat(out)
+    elif backend not in BACKENDS:
+        raise ValueError(f"there is no expert backend {backend!r}; backends: auto, {', '.join(BACKENDS)}")
+    elif why_not := BACKENDS[backend].unsupported(x_TD, w_up_E2ID, precision=precision, save=save):
+        raise ValueError(f"the expert backend {backend!r} cannot run here: {why_not}")
+    return BACKENDS[backend].run(
+        x_TD, w_up_E2ID, w_down_EDI, expert_index_TK, scores_TK,
+        precision=precision, save=save, chunk_tokens=chunk_tokens,
+    )  # fmt: skip
