@@ -302,12 +302,16 @@ def finetune(
     from genomoe.commands.finetune import run
 
     run(overrides or [], show_config=show_config)
+
+
 corpus = typer.Typer(help="Check, build and describe training corpora.", no_args_is_help=True)
 app.add_typer(corpus, name="corpus")
 
 CorpusInputs = Annotated[
     list[str],
-    typer.Argument(metavar="INPUT...", help="FASTA or GenBank files, folders, quoted globs, or one description (.yaml)."),
+    typer.Argument(
+        metavar="INPUT...", help="FASTA or GenBank files, folders, quoted globs, or one description (.yaml)."
+    ),
 ]
 
 
@@ -386,6 +390,24 @@ Budget = Annotated[
     float | None, typer.Option(help="Seconds; cases that would not end in time are recorded as not run.")
 ]
 ListOnly = Annotated[bool, typer.Option("--list", help="Print the names of the cases and stop.")]
+
+
+@bench.command("layer")
+def bench_layer(
+    out: Out = None,
+    case: Annotated[list[str] | None, typer.Option(help="Shell pattern of case names [default: all]")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Shell pattern of implementation/precision/save [default: all]")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs, of which the median counts.")] = 7,
+) -> None:
+    """One MoE layer, ours and every installed peer's: time, TFLOP/s, memory kept and at the peak, errors.
+
+    Example: genomoe bench layer --case 'genos*' --out docs/results/layer-h200.json
+    """
+    from genomoe.commands.bench import run_layers
+
+    run_layers(out=out, cases=case or [], only=only or [], repeats=repeats)
 
 
 @bench.command("step")

@@ -93,10 +93,13 @@ def _memory_gib() -> float | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this module runs from, '-dirty' with uncommitted changes; None outside a checkout."""
+    """The commit of the checkout this module runs from, '-dirty' with uncommitted changes.
+
+    Outside a checkout, what the environment variable GENOMOE_COMMIT says (for machines that get a copy of the tree).
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return None
+        return os.environ.get("GENOMOE_COMMIT")
 
     def git(*arguments: str) -> str:
         return subprocess.run(

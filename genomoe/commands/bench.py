@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,25 @@ STEP_COLUMNS = (
     "case", "implementation", "precision", "save", "activation", "tokens_per_s", "mfu", "peak_gib",
     "predicted_peak_gib", "saved_bytes_per_token_layer", "error",
 )  # fmt: skip
+
+
+LAYER_COLUMNS = (
+    "case", "implementation", "precision", "save", "chunk_tokens", "forward_ms", "forward_backward_ms", "tflops",
+    "saved_bytes_per_token", "peak_bytes_per_token", "error_out", "error_dx", "error_dw_up", "error_dw_down",
+    "error_dscores", "error",
+)  # fmt: skip
+
+
+def run_layers(*, out: Path | None, cases: Sequence[str], only: Sequence[str], repeats: int) -> None:
+    """Measure one MoE layer by every implementation that is installed."""
+    from genomoe.bench import layer
+
+    _cuda_or_error("auto")
+    console = Console(stderr=True)
+    rows = layer.run_layers(only_cases=cases, only=only, repeats=repeats, report=_reporter(out, LAYER_COLUMNS, console))
+    Console(width=220).print(rows_table(rows, LAYER_COLUMNS, "genomoe bench layer"))
+    if out is not None:
+        console.print(f"written: {out}")
 
 
 def run_steps(
@@ -29,18 +48,23 @@ def run_steps(
         return
     device = _cuda_or_error(device)
     console = Console(stderr=True)
-
-    def report(rows: list[dict[str, Any]]) -> None:
-        if out is not None:
-            _write(out, rows)
-        last = rows[-1]
-        figures = {name: last[name] for name in STEP_COLUMNS if last.get(name) is not None}
-        console.print(" ".join(f"{name}={value}" for name, value in figures.items()), highlight=False)
-
+    report = _reporter(out, STEP_COLUMNS, console)
     rows = run_cases(cases, device=device, only=only, time_budget=time_budget, report=report)
     Console(width=200).print(rows_table(rows, STEP_COLUMNS, f"genomoe bench {which}"))
     if out is not None:
         console.print(f"written: {out}")
+
+
+def _reporter(out: Path | None, columns: Sequence[str], console: Console) -> Callable[[list[dict[str, Any]]], None]:
+    """Prints the newest row and rewrites the result file, so that an interrupted run keeps what it measured."""
+
+    def report(rows: list[dict[str, Any]]) -> None:
+        if out is not None:
+            _write(out, rows)
+        figures = {name: rows[-1][name] for name in columns if rows[-1].get(name) is not None}
+        console.print(" ".join(f"{name}={value}" for name, value in figures.items()), highlight=False)
+
+    return report
 
 
 def rows_table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str) -> Table:

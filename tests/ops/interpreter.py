@@ -35,9 +35,7 @@ def _values(handle):
 
 
 def _create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-    return interpreter.TensorHandle(
-        np.matmul(_values(a), _values(b), dtype=np.float32) + d.data, d.dtype.scalar
-    )
+    return interpreter.TensorHandle(np.matmul(_values(a), _values(b), dtype=np.float32) + d.data, d.dtype.scalar)
 
 
 def install() -> None:

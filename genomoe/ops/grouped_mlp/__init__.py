@@ -44,7 +44,7 @@ def grouped_mlp(
     Raises:
         ValueError: shapes that do not fit each other, or a backend that cannot run here (the message says why).
     """
-    T, D = x_TD.shape
+    D = x_TD.shape[1]
     E, I2, w_D = w_up_E2ID.shape
     if w_D != D or w_down_EDI.shape != (E, D, I2 // 2) or expert_index_TK.shape != scores_TK.shape:
         raise ValueError(

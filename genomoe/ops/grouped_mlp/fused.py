@@ -42,9 +42,7 @@ def fused(
     chunk_tokens: int | None = None,
 ) -> Float[Tensor, "T D"]:
     """See `genomoe.ops.grouped_mlp.grouped_mlp`. Needs Triton, bfloat16 and widths that are multiples of 32."""
-    return _Fused.apply(
-        x_TD, w_up_E2ID, w_down_EDI, expert_index_TK, scores_TK, precision, save, chunk_tokens
-    )
+    return _Fused.apply(x_TD, w_up_E2ID, w_down_EDI, expert_index_TK, scores_TK, precision, save, chunk_tokens)
 
 
 class _Fused(torch.autograd.Function):

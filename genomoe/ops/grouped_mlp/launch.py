@@ -28,7 +28,12 @@ class ScaledRows(NamedTuple):
     """Rows in e4m3, each with the power of two that it was divided by; or, with no scales, rows as they are."""
 
     values_SX: Tensor
-    scale_S: Float32[Tensor, " S"] | None
+    scales_S: Float32[Tensor, " S"] | None
+
+    @property
+    def scale_S(self) -> Float32[Tensor, " S"]:
+        assert self.scales_S is not None, "these rows are not scaled"
+        return self.scales_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +106,10 @@ def swiglu_rows(
     a_scale = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
     h8 = torch.empty(S, 2, I, dtype=E4M3, device=device) if save_mx else None
     h8_scale = torch.empty(S, 2, I // 32, dtype=torch.uint8, device=device) if save_mx else None
-    rows, block = row_blocks(min(I, 4096), 4096)
+    rows, block = row_blocks(min(I, 4096), 2048)
     swiglu.swiglu_kernel[(S // rows,)](
         h_S2I, layout.score_S, layout.ends_E, a, a_scale, h8, h8_scale, layout.num_experts, I,
-        FP8=fp8, SAVE_MX=save_mx, WHOLE=block >= I, ROWS=rows, BLOCK_I=block, num_warps=4,
+        FP8=fp8, SAVE_MX=save_mx, WHOLE=block >= I, ROWS=rows, BLOCK_I=block, num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
     return ScaledRows(a, a_scale), SavedUp(h_S2I if h8 is None else h8, h8_scale)
 
@@ -120,11 +125,12 @@ def swiglu_backward_rows(
     a = torch.empty(S, I, dtype=dtype, device=device)
     dh_scale, a_scale = torch.empty(2, S, dtype=torch.float32, device=device) if fp8 else (None, None)
     dscore = torch.empty(S, dtype=torch.float32, device=device)
-    rows, block = row_blocks(min(I, 4096), 4096)
+    rows, block = row_blocks(min(I, 4096), 2048)
     swiglu.swiglu_backward_kernel[(S // rows,)](
         da_SI, saved.h_S2I, saved.scales, layout.score_S, layout.ends_E, dh, dh_scale, a, a_scale, dscore,
         layout.num_experts, I,
-        FP8=fp8, SAVED_MX=saved.scales is not None, WHOLE=block >= I, ROWS=rows, BLOCK_I=block, num_warps=8,
+        FP8=fp8, SAVED_MX=saved.scales is not None, WHOLE=block >= I, ROWS=rows, BLOCK_I=block,
+        num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
     return ScaledRows(dh, dh_scale), ScaledRows(a, a_scale), dscore
 
@@ -170,9 +176,7 @@ def e4m3_scale(largest: Float32[Tensor, ...]) -> Float32[Tensor, ...]:
     return (exponent.clamp(min=1) << 23).view(torch.float32)
 
 
-def prepare_weight(
-    w_ERC: Float[Tensor, "E R C"], scale_E: Float32[Tensor, " E"] | None, *, transposed: bool
-) -> Tensor:
+def prepare_weight(w_ERC: Float[Tensor, "E R C"], scale_E: Float32[Tensor, " E"] | None, *, transposed: bool) -> Tensor:
     """e4m3 of w / scale, or w itself where there is no scale: [E, R, C], or [E, C, R] with ``transposed``."""
     E, R, C = w_ERC.shape
     out = torch.empty(
@@ -185,7 +189,7 @@ def prepare_weight(
 
 
 def quantize_mx(x_NRC: Float[Tensor, "... R C"], *, transposed: bool = False, rounding: Rounding = "ceil") -> MXFP8:
-    """`genomoe.ops.mxfp8.quantize_mxfp8` in one pass over contiguous ``x``, bit for bit; with ``transposed``, of its transpose."""
+    """`genomoe.ops.mxfp8.quantize_mxfp8` in one pass over contiguous ``x``, bit for bit; or of its transpose."""
     *batch, R, C = x_NRC.shape
     rows, columns = (C, R) if transposed else (R, C)
     elements = torch.empty(*batch, rows, columns, dtype=E4M3, device=x_NRC.device)
@@ -195,3 +199,15 @@ def quantize_mx(x_NRC: Float[Tensor, "... R C"], *, transposed: bool = False, ro
         x_NRC, elements, scales, R, C, TRANSPOSED=transposed, CEIL=rounding == "ceil", BR=64, BC=64, num_warps=4
     )
     return MXFP8(elements, scales)
+
+
+def dequantize_mx(quantized: MXFP8) -> Tensor:
+    """`genomoe.ops.mxfp8.dequantize_mxfp8` to bfloat16 in one pass, bit for bit."""
+    elements, scales = quantized
+    C = elements.shape[-1]
+    R = elements.numel() // C
+    out = torch.empty(elements.shape, dtype=torch.bfloat16, device=elements.device)
+    passes.dequantize_mx_kernel[(triton.cdiv(R, 32), triton.cdiv(C, 128))](
+        elements, scales, out, R, C, BR=32, BC=128, num_warps=4
+    )
+    return out

@@ -48,9 +48,7 @@ def slot_bound(choices: int, num_experts: int) -> int:
     return (choices // TILE + num_experts) * TILE
 
 
-def expert_layout(
-    index_TK: Int[Tensor, "T K"], scores_TK: Float32[Tensor, "T K"], num_experts: int
-) -> ExpertLayout:
+def expert_layout(index_TK: Int[Tensor, "T K"], scores_TK: Float32[Tensor, "T K"], num_experts: int) -> ExpertLayout:
     """Group the choices by expert, in token order within an expert (so every sum has one fixed order)."""
     K, choices, device = index_TK.shape[1], index_TK.numel(), index_TK.device
     index_C, score_C = index_TK.reshape(-1), scores_TK.reshape(-1)

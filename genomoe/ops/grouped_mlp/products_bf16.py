@@ -41,8 +41,8 @@ def up_fused(x_TD, w_up_E2ID, layout, save):
     grid, options = c.launch_options(x_TD.device)
     up_swiglu_kernel[grid](
         x_TD, layout.token_S, descriptor(w_up_E2ID.view(E, 2, I, D), 1, 2, c.BN, c.BK), layout.score_S, layout.ends_E,
-        layout.tile_expert_M, descriptor(a, c.BM, c.BN // 2), descriptor(h, c.BM, 1, c.BN // 2) if save else None, scales,
-        E, D, I, SAVE=save is not None, SAVE_MX=save == "mxfp8", **options,
+        layout.tile_expert_M, descriptor(a, c.BM, c.BN // 2), descriptor(h, c.BM, 1, c.BN // 2) if save else None,
+        scales, E, D, I, SAVE=save is not None, SAVE_MX=save == "mxfp8", **options,
     )  # fmt: skip
     return a, SavedUp(h, scales)
 

@@ -89,7 +89,7 @@ def weight_gradient(
 ) -> Tensor:
     """Per expert, sum over its slots of outer products of a token's row (X) and a slot's row (Y).
 
-    [E, X, Y] with ``token_rows_left``, else [E, Y, X]. The token's rows take over the slot's scales as they are gathered.
+    [E, X, Y] with ``token_rows_left``, else [E, Y, X]. The token's rows take over the slot's scales when gathered.
     """
     unit_E = launch.scale_unit(row_scale_S, rows.scale_S, layout)
     token_rows = launch.gather_transposed(row_TX, rows.scale_S, unit_E, layout)

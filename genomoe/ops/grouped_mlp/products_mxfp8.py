@@ -1,8 +1,8 @@
 """The fused path with MXFP8 operands in every product: blocks of 32 along whatever dimension is contracted.
 
-On Blackwell (compute capability 10) the tensor cores multiply them as they are, scales included. Elsewhere both operands
-are dequantised to bfloat16, which is exact, in a pass of its own, and multiplied by torch's grouped product: the same
-numbers, for checking and for reproducing a Blackwell run, at less than bfloat16's speed.
+On Blackwell (compute capability 10) the tensor cores multiply them as they are, scales included. Elsewhere both
+operands are dequantised to bfloat16, which is exact, in a pass of its own, and multiplied by torch's grouped product:
+the same numbers, for checking and for reproducing a Blackwell run, at less than bfloat16's speed.
 
 Axes: T tokens, S slots, D model, I expert width, E experts.
 """
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ..mxfp8 import MXFP8, dequantize_mxfp8
+from ..mxfp8 import MXFP8
 from . import launch
 from .kernels.products import product_kernel, weight_gradient_kernel
 from .launch import TileConfig, descriptor
@@ -67,9 +67,7 @@ def multiplies_natively(device: torch.device) -> bool:
 def product(a: MXFP8, w: MXFP8, layout: ExpertLayout) -> Float[Tensor, "S N"]:
     """a @ w[expert of the row]^T in bfloat16. ``a`` [S, K], ``w`` [E, N, K]."""
     if not multiplies_natively(a.elements.device):
-        return F.grouped_mm(
-            dequantize_mxfp8(a), dequantize_mxfp8(w).transpose(1, 2), offs=layout.ends_E
-        )
+        return F.grouped_mm(launch.dequantize_mx(a), launch.dequantize_mx(w).transpose(1, 2), offs=layout.ends_E)
     E, N, K = w.elements.shape
     out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=a.elements.device)
     c = NATIVE
@@ -87,7 +85,7 @@ def weight_gradient(
     """Per expert, left[slots of e]^T @ right[slots of e], both rounded to MXFP8 along the slots."""
     left, right = (launch.quantize_mx(rows, transposed=True) for rows in (left_SM, right_SN))
     if not multiplies_natively(left_SM.device):
-        return F.grouped_mm(dequantize_mxfp8(left), dequantize_mxfp8(right).t(), offs=layout.ends_E)
+        return F.grouped_mm(launch.dequantize_mx(left), launch.dequantize_mx(right).t(), offs=layout.ends_E)
     E, M, N = layout.num_experts, left_SM.shape[1], right_SN.shape[1]
     out = left_SM.new_empty(E, M, N)
     c = NATIVE

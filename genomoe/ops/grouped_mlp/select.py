@@ -1,7 +1,7 @@
 """Which expert backend runs where, and why not the others.
 
-A backend is a pair of functions of one signature each: `run` computes, `unsupported` says in words why it cannot. Triton
-and Transformer Engine are imported when a backend that needs them is asked for, never before.
+A backend is a pair of functions of one signature each: `run` computes, `unsupported` says in words why it cannot.
+Triton and Transformer Engine are imported when a backend that needs them is asked for, never before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The expert layer by Transformer Engine: `GroupedLinear`, `ScaledSwiGLU`, `GroupedLinear` in one `ops.Sequential`.
 
-On Blackwell (compute capability 10.x) Transformer Engine fuses the three into one grouped MLP with native MXFP8. It does
-so silently or not at all, so the first forward pass checks that it happened (`fused_operation`) and warns if not. On
-Hopper the same module runs unfused, in bfloat16 or with `Float8CurrentScaling`.
+On Blackwell (compute capability 10.x) Transformer Engine fuses the three into one grouped MLP with native MXFP8. It
+does so silently or not at all, so the first forward pass checks that it happened (`fused_operation`) and warns if
+not. On Hopper the same module runs unfused, in bfloat16 or with `Float8CurrentScaling`.
 
 Its parameters are one matrix per expert, gate and up interleaved by 32 rows. `_Module` holds them as views of (w_down)
 or copies refreshed from (w_up) our stacked weights, and the gradients travel back through `_TransformerEngineMLP`.

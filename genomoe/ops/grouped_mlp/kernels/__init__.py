@@ -1,1 +1,1 @@
-"""Triton kernels of the fused grouped MLP. Importing this package needs Triton; nothing else in GenoMoE imports it eagerly."""
+"""Triton kernels of the fused grouped MLP. Importing it needs Triton, so it is imported lazily."""

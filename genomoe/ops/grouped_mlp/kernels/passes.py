@@ -6,7 +6,7 @@ Axes: T tokens, K choices, S slots, M tiles of 128 slots, D model (any row lengt
 import triton
 import triton.language as tl
 
-from .tile import e4m3_exponent, power_of_two, quantize_mx, to_e4m3
+from .tile import dequantize_mx, e4m3_exponent, power_of_two, quantize_mx, to_e4m3
 
 
 @triton.jit(do_not_specialize=["T", "num_experts", "token_programs"])
@@ -52,16 +52,16 @@ def spread_kernel(
                 tl.store(scale_S + slot, power_of_two(exponent), mask=real)
     else:
         first = (program - token_programs) * TILE
-        if first < tl.load(ends_E + num_experts - 1):
-            if tl.min(tl.load(token_S + first + tl.arange(0, TILE)), axis=0) < 0:
-                for start in range(0, TILE, ROWS):
-                    slot = first + start + tl.arange(0, ROWS)
-                    padding = tl.load(token_S + slot) < 0
-                    zeros = tl.zeros((ROWS, BLOCK_D), out_SD.dtype.element_ty)
-                    at = out_SD + slot[:, None].to(tl.int64) * D + columns[None, :]
-                    tl.store(at, zeros, mask=padding[:, None] & inside)
-                    if FP8:
-                        tl.store(scale_S + slot, power_of_two(slot * 0 - 126), mask=padding)
+        used = first < tl.load(ends_E + num_experts - 1)
+        if used and tl.min(tl.load(token_S + first + tl.arange(0, TILE)), axis=0) < 0:
+            for start in range(0, TILE, ROWS):
+                slot = first + start + tl.arange(0, ROWS)
+                padding = tl.load(token_S + slot) < 0
+                zeros = tl.zeros((ROWS, BLOCK_D), out_SD.dtype.element_ty)
+                at = out_SD + slot[:, None].to(tl.int64) * D + columns[None, :]
+                tl.store(at, zeros, mask=padding[:, None] & inside)
+                if FP8:
+                    tl.store(scale_S + slot, power_of_two(slot * 0 - 126), mask=padding)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -82,7 +82,9 @@ def combine_kernel(
     total = tl.zeros((ROWS, BLOCK_D), tl.float32)
     for k in tl.static_range(K):
         slot = tl.load(slot_TK + tokens * K + k, mask=tokens < T, other=0)
-        total += tl.load(y_SD + slot[:, None].to(tl.int64) * D + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(y_SD + slot[:, None].to(tl.int64) * D + columns[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
     at = tokens[:, None].to(tl.int64) * D + columns[None, :]
     tl.store(out_TD + at, total.to(out_TD.dtype.element_ty), mask=inside)
 
@@ -189,7 +191,9 @@ def quantize_mx_kernel(
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     x = tl.load(
-        x_NRC + n * R * C + r[:, None].to(tl.int64) * C + c[None, :], mask=(r < R)[:, None] & (c < C)[None, :], other=0.0
+        x_NRC + n * R * C + r[:, None].to(tl.int64) * C + c[None, :],
+        mask=(r < R)[:, None] & (c < C)[None, :],
+        other=0.0,
     ).to(tl.float32)
     if TRANSPOSED:
         element, scale = quantize_mx(x.T, BC, BR, CEIL)
@@ -205,3 +209,17 @@ def quantize_mx_kernel(
         tl.store(elements + n * R * C + at, element, mask=(r < R)[:, None] & (c < C)[None, :])
         at = r[:, None].to(tl.int64) * (C // 32) + block[None, :]
         tl.store(scales + n * R * (C // 32) + at, scale, mask=(r < R)[:, None] & (block < C // 32)[None, :])
+
+
+@triton.jit
+def dequantize_mx_kernel(elements_RC, scales, out_RC, R, C, BR: tl.constexpr, BC: tl.constexpr):
+    """Exact bfloat16 values of MXFP8 blocks along the last dimension."""
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    block = tl.program_id(1) * (BC // 32) + tl.arange(0, BC // 32)
+    inside = (r < R)[:, None] & (c < C)[None, :]
+    at = r[:, None].to(tl.int64) * C + c[None, :]
+    scale_at = r[:, None].to(tl.int64) * (C // 32) + block[None, :]
+    scale = tl.load(scales + scale_at, mask=(r < R)[:, None] & (block < C // 32)[None, :], other=127)
+    values = dequantize_mx(tl.load(elements_RC + at, mask=inside, other=0.0), scale, BR, BC)
+    tl.store(out_RC + at, values.to(tl.bfloat16), mask=inside)

@@ -136,18 +136,14 @@ def swiglu_backward_kernel(
             largest_h = tl.zeros((ROWS,), tl.float32)
             largest_a = tl.zeros((ROWS,), tl.float32)
             for column in range(0, I, BLOCK_I):
-                d_gate, d_up, a, _ = _gradients(
-                    da_SI, h_S2I, h_scale, score, rows, column, I, SAVED_MX, ROWS, BLOCK_I
-                )
+                d_gate, d_up, a, _ = _gradients(da_SI, h_S2I, h_scale, score, rows, column, I, SAVED_MX, ROWS, BLOCK_I)
                 largest_h = tl.maximum(largest_h, tl.max(tl.maximum(tl.abs(d_gate), tl.abs(d_up)), axis=1))
                 largest_a = tl.maximum(largest_a, tl.max(tl.abs(a), axis=1))
             h_exponent = e4m3_exponent(largest_h)
             a_exponent = e4m3_exponent(largest_a)
         dscore = tl.zeros((ROWS,), tl.float32)
         for column in range(0, BLOCK_I if WHOLE else I, BLOCK_I):
-            d_gate, d_up, a, part = _gradients(
-                da_SI, h_S2I, h_scale, score, rows, column, I, SAVED_MX, ROWS, BLOCK_I
-            )
+            d_gate, d_up, a, part = _gradients(da_SI, h_S2I, h_scale, score, rows, column, I, SAVED_MX, ROWS, BLOCK_I)
             dscore += part
             columns = column + tl.arange(0, BLOCK_I)
             inside = (columns < I)[None, :]

@@ -35,7 +35,7 @@ def to_e4m3(x):
 
 @triton.jit
 def quantize_mx(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CEIL: tl.constexpr = True):
-    """MXFP8 along the columns, exactly as `genomoe.ops.mxfp8.quantize_mxfp8`: elements and scale bytes of a float32 tile."""
+    """MXFP8 along the columns, exactly as `genomoe.ops.mxfp8.quantize_mxfp8`: elements and scale bytes."""
     blocks = tl.reshape(x, (ROWS, COLUMNS // 32, 32))
     largest = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=2)
     exponent = largest >> 23

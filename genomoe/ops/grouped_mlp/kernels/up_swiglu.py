@@ -1,4 +1,4 @@
-"""The up-projection in bfloat16 with the gather in front and SwiGLU, score and the copy for backward behind, in one kernel.
+"""The up-projection in bfloat16: gather in front; SwiGLU, score and the copy for backward behind, in one kernel.
 
 Axes: T tokens, S slots, D model, I expert width, E experts, M tiles of rows, N tiles of columns.
 """
@@ -14,7 +14,7 @@ def _finish(
     gate, up, row, column, score, a_desc, h_desc, h_scale, I,
     SAVE: tl.constexpr, SAVE_MX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write the activation, and gate and up as backward wants them. Works on half a tile, to stay within the registers."""
+    """Write the activation, and gate and up as backward wants them. Half a tile, to stay within the registers."""
     if SAVE_MX:
         rows = row + tl.arange(0, BM)
         blocks = column // 32 + tl.arange(0, BN // 32)
