@@ -113,6 +113,42 @@ def doctor(
     run(as_json=as_json)
 
 
+StoredDtype = Annotated[str | None, typer.Option(help="float32 or bfloat16 [default: as stored].")]
+
+
+@app.command("export")
+def export_(
+    model: Annotated[Path, typer.Argument(help="A run, or its model/ folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
+    dtype: StoredDtype = None,
+) -> None:
+    """Write a model as a Hugging Face Mixtral folder.
+
+    Example: genomoe export runs/yeast --out yeast-mixtral
+    """
+    from genomoe.commands.convert import export
+
+    export(model, out=out, dtype=dtype)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face Mixtral folder with safetensors.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to write.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="How bases become ids: nucleotide, byte, kmer6, or a .json file [default: as the folder says].")
+    ] = None,
+    dtype: StoredDtype = None,
+) -> None:
+    """Turn a Hugging Face Mixtral folder into a model folder.
+
+    Example: genomoe import yeast-mixtral --out yeast-again
+    """
+    from genomoe.commands.convert import import_
+
+    import_(folder, out=out, tokenizer=tokenizer, dtype=dtype)
+
+
 Model = Annotated[
     Path, typer.Option("--model", "-m", help="A run, its model/ folder, or a Hugging Face Mixtral folder.")
 ]

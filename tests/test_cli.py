@@ -64,7 +64,7 @@ BAD_OVERRIDES = {
     "model.num_heads=5": "not a multiple of model.num_kv_heads",
     "model.hidden_size=0": "at least 1",
     "data.batch_size=0": "at least 1",
-    "data.context_length=8192": "longer than model.max_context=4096",
+    "model.max_context=128": "data.context_length=256 is longer than model.max_context=128",
     "data._target_=os.system": "must be a class of genomoe.data",
     "trainer.accelerator=tpu": "one of auto, cpu, cuda",
     "kernels.experts=fussed": "no expert backend 'fussed'",
@@ -119,7 +119,7 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["pretrain", "evaluate", "plan", "doctor"])
+@pytest.mark.parametrize("command", ["pretrain", "evaluate", "plan", "doctor", "export", "import"])
 def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(command, "--help", capsys=capsys)
     assert code == 0

@@ -1,0 +1,53 @@
+"""`genomoe export` and `genomoe import`: Hugging Face Mixtral folders, both ways."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from genomoe.genome.alphabet import make_tokenizer
+from genomoe.genome.errors import GenoMoEError
+from genomoe.model.pretrained import export_mixtral, from_pretrained, import_mixtral, save_pretrained
+from genomoe.training.precision import DTYPES
+
+
+def export(model: Path, *, out: Path, dtype: str | None) -> None:
+    """Write the model folder `model` (or that of a run) as a folder that transformers opens."""
+    loaded, tokenizer = from_pretrained(_model_folder(model))
+    if tokenizer is None:
+        raise GenoMoEError(f"{model} is a Hugging Face folder already: there is nothing to export.")
+    export_mixtral(loaded, tokenizer, out, dtype=_dtype(dtype))
+    print(f"{out}: transformers.MixtralForCausalLM.from_pretrained opens it")
+
+
+def import_(folder: Path, *, out: Path, tokenizer: str | None, dtype: str | None) -> None:
+    """Write the Hugging Face Mixtral folder `folder` as a model folder of ours."""
+    loaded, known = import_mixtral(folder, dtype=_dtype(dtype))
+    if tokenizer is None and known is None:
+        raise GenoMoEError(
+            f"{folder} does not say how bases become token ids: give --tokenizer, for example nucleotide."
+        )
+    chosen = make_tokenizer(_tokenizer(tokenizer) if tokenizer else known or "nucleotide")
+    if chosen.vocab_size > loaded.config.vocab_size:
+        raise GenoMoEError(
+            f"the tokenizer {chosen.name} has {chosen.vocab_size} ids, the model's embedding only "
+            f"{loaded.config.vocab_size} rows."
+        )
+    save_pretrained(loaded, chosen.to_dict(), out, card={"Converted from": str(folder)})
+    print(f"{out}: genomoe.from_pretrained opens it")
+
+
+def _model_folder(path: Path) -> Path:
+    return path / "model" if (path / "model" / "config.json").exists() else path
+
+
+def _tokenizer(name: str) -> str | dict[str, Any]:
+    """A tokenizer's name as it is, or what a .json file (as our model folders hold) describes."""
+    return json.loads(Path(name).read_text()) if name.endswith(".json") else name
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    if name is not None and name not in DTYPES:
+        raise GenoMoEError(f"--dtype {name} is not allowed: it must be one of {', '.join(DTYPES)}.")
+    return DTYPES[name] if name else None
