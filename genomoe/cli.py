@@ -480,6 +480,37 @@ def bench_context(
     run_steps("context", out=out, only=only or [], time_budget=time_budget, device=device, list_only=list_only)
 
 
+@bench.command("loader")
+def bench_loader(
+    out: Out = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
+    bases: Annotated[int, typer.Option(min=2_000_000, help="Size of the made-up genome.")] = 50_000_000,
+    window: Annotated[
+        list[int] | None, typer.Option(min=64, help="Window length; may be repeated [default: 1k, 8k, 131k, 1M]")
+    ] = None,
+    workers: Annotated[
+        list[int] | None, typer.Option(min=1, help="Loader processes; may be repeated [default: 1 and 2]")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each row, of which the median counts.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Length of one measurement.")] = 1.5,
+) -> None:
+    """Bases per second from disk to packed batches, beside pyfaidx, pysam, Biopython and a memory map.
+
+    Example: genomoe bench loader --out docs/results/loader-cpu.json
+    """
+    from genomoe.commands.bench import run_loader
+
+    run_loader(
+        out=out,
+        as_json=as_json,
+        bases=bases,
+        windows=window or (1024, 8192, 131_072, 1_048_576),
+        workers=workers or (1, 2),
+        repeats=repeats,
+        seconds=seconds,
+    )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line (`sys.argv[1:]` unless given) and exit; `sys.argv` itself is never changed."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)

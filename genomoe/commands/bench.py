@@ -55,6 +55,39 @@ def run_steps(
         console.print(f"written: {out}")
 
 
+LOADER_COLUMNS = (
+    "case", "implementation", "workers", "mb_per_s", "mb_per_s_per_worker", "mb_per_cpu_s", "times_pyfaidx",
+    "times_pysam", "times_pysam_bgzip", "times_biopython_in_memory", "times_numpy_memory_map",
+    "neighbour_distance_part_of_corpus", "neighbours_in_one_block",
+)  # fmt: skip
+
+
+def run_loader(
+    *, out: Path | None, as_json: bool, bases: int, windows: Sequence[int], workers: Sequence[int], repeats: int,
+    seconds: float,
+) -> None:  # fmt: skip
+    """Measure the data loaders beside bare libraries, on a made-up genome in a temporary folder."""
+    import json
+    import tempfile
+
+    from genomoe.bench.loader import LoaderOptions, measure_loaders
+    from genomoe.bench.report import envelope
+
+    options = LoaderOptions(
+        bases=bases, windows=tuple(windows), workers=tuple(workers), repeats=repeats, seconds=seconds
+    )
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="genomoe-bench-") as folder:
+        rows = measure_loaders(Path(folder), options, lambda text: console.print(text, highlight=False))
+    if out is not None:
+        _write(out, rows)
+        console.print(f"written: {out}")
+    if as_json:
+        print(json.dumps({**envelope(), "rows": rows}, indent=2))
+    else:
+        Console(width=240).print(rows_table(rows, LOADER_COLUMNS, "genomoe bench loader"))
+
+
 def _reporter(out: Path | None, columns: Sequence[str], console: Console) -> Callable[[list[dict[str, Any]]], None]:
     """Prints the newest row and rewrites the result file, so that an interrupted run keeps what it measured."""
 

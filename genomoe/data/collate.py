@@ -6,16 +6,18 @@ Axis legend: B windows, S tokens of a window, T tokens of a packed batch, N pack
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from genomoe.genome.alphabet import KmerTokenizer, Tokenizer
+from genomoe.genome.alphabet import COMPLEMENT, BaseTokenizer, KmerTokenizer, Tokenizer
+from genomoe.genome.errors import GenoMoEError
 
-PAD_LETTER = 0
-"""The byte that stands for padding among letters."""
+SOFT = 128
+"""Added to the id of a soft-masked base in a RawBatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,63 +67,104 @@ class Batch:
         return self.tokens.numel()
 
 
+class TensorPool:
+    """Memory for tensors that is used again once nobody holds them, because fresh memory costs more than filling it.
+
+    A buffer is free when its reference count says that no tensor, view or array made from it is left, so a batch may
+    be kept for as long as one likes.
+    """
+
+    def __init__(self, most: int = 32) -> None:
+        self._most = most
+        self._buffers: list[np.ndarray] = []
+
+    def empty(self, count: int, dtype: type[np.generic]) -> Tensor:
+        """An uninitialised tensor [count]."""
+        size = count * np.dtype(dtype).itemsize
+        for place in range(len(self._buffers)):
+            buffer = self._buffers[place]
+            if size <= buffer.nbytes <= 2 * size + 4096 and sys.getrefcount(buffer) == 3:
+                return torch.from_numpy(buffer[:size].view(dtype))
+        buffer = np.empty(size, dtype=np.uint8)
+        if len(self._buffers) == self._most:
+            self._buffers.pop(0)
+        self._buffers.append(buffer)
+        return torch.from_numpy(buffer.view(dtype))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RawBatch:
-    """A batch before it is widened: one or a few bytes a token, cheap to send between processes.
+    """A batch before it is widened: a byte a base, cheap to send between processes.
 
     The sequences lie end to end, each in its own room of `sizes` tokens, padding at the end of the room.
     """
 
-    data: Tensor
-    """One tensor, so that sending it costs one shared-memory segment, [rows, T]. uint8: tokens, whether a token has
-    weight 1, and, where any base is, whether it is soft-masked. int32: tokens, and the bits of float32 weights."""
+    codes: Tensor
+    """[T]: uint8 ids, plus SOFT where the base is soft-masked; or int32 [2, T]: ids, and the bits of float32 weights."""
     sizes: np.ndarray
     """int64 [N] tokens of each room; their sum is T."""
     packed: bool
     soft_mask_weight: float
+    soft_masked: bool
+    """Whether any code may hold SOFT."""
+    base_ids: tuple[int, int, int, int]
     pad_id: int
     index: np.ndarray
     """int64 [N]."""
     tags: tuple[str, ...]
 
-    def expand(self) -> Batch:
+    def expand(self, pool: TensorPool | None = None) -> Batch:
         """Widen to int64 and float32 and shift the targets by one place."""
-        sizes = torch.from_numpy(self.sizes)
-        index = torch.from_numpy(self.index)
-        ends = torch.cumsum(sizes, 0)
-        narrow = self.data[0]
-        tokens = narrow.to(torch.int64)
-        labels = torch.empty_like(tokens)
-        labels[:-1] = narrow[1:]
-        labels[ends - 1] = self.pad_id
-        weights = torch.empty(tokens.shape, dtype=torch.float32)
-        if self.data.dtype == torch.int32:
-            weights[:-1] = self.data[1].view(torch.float32)[1:]
-        else:
-            weights[:-1] = self.data[1, 1:]
-            if len(self.data) > 2:
-                weights[:-1].add_(self.data[2, 1:], alpha=self.soft_mask_weight)
-        weights[ends - 1] = 0
-        longest = int(self.sizes.max())
+        pool = pool or TensorPool()
+        ends = np.cumsum(self.sizes)
+        total, longest = int(ends[-1]), int(self.sizes.max())
+        tokens, labels = pool.empty(total, np.int64), pool.empty(total, np.int64)
+        weights = pool.empty(total, np.float32)
+        ids = self._weigh(weights.numpy())
+        tokens.numpy()[:] = ids
+        labels.numpy()[:-1] = ids[1:]
+        last = torch.from_numpy(ends - 1)
+        labels[last] = self.pad_id
+        weights[last] = 0
+        common = {"max_seqlen": longest, "index": torch.from_numpy(self.index), "tags": self.tags}
         if not self.packed:
             shape = (len(self.sizes), longest)
-            tokens, labels, weights = tokens.view(shape), labels.view(shape), weights.view(shape)
-            return Batch(tokens=tokens, labels=labels, weights=weights, max_seqlen=longest, index=index, tags=self.tags)
-        count = torch.arange(longest)
+            return Batch(tokens=tokens.view(shape), labels=labels.view(shape), weights=weights.view(shape), **common)
+        count, positions = torch.arange(longest), pool.empty(total, np.int64)
+        torch.cat([count[:size] for size in self.sizes.tolist()], out=positions)
         return Batch(
             tokens=tokens,
             labels=labels,
             weights=weights,
-            cu_seqlens=torch.cat([ends[:1] * 0, ends]).to(torch.int32),
-            max_seqlen=longest,
-            position_ids=torch.cat([count[:size] for size in self.sizes.tolist()]),
-            index=index,
-            tags=self.tags,
+            cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+            position_ids=positions,
+            **common,
         )
+
+    def _weigh(self, weights: np.ndarray) -> np.ndarray:
+        """Write each place's target weight (that of the token after it); returns the narrow ids."""
+        codes = self.codes.numpy()
+        if codes.dtype == np.int32:
+            weights[:-1] = codes[1].view(np.float32)[1:]
+            return codes[0]
+        ids = codes & (SOFT - 1) if self.soft_masked else codes
+        first, *others = self.base_ids
+        if self.base_ids == tuple(range(first, first + 4)):
+            known = (ids - np.uint8(first)) < 4  # unsigned: ids below the first wrap round
+        else:
+            known = np.logical_or.reduce([ids == base for base in (first, *others)])
+        plain = known.view(np.uint8)
+        soft = codes >> 7 if self.soft_masked else None
+        if soft is None or not soft.any():
+            weights[:-1] = plain[1:]
+        else:
+            weights[:-1] = (plain ^ soft)[1:]
+            weights[:-1] += soft[1:] * np.float32(self.soft_mask_weight)
+        return ids
 
 
 class Encoder:
-    """Letters to tokens and target weights by table.
+    """Letters to codes by table.
 
     Args:
         tokenizer: any genome.alphabet tokenizer.
@@ -133,15 +176,25 @@ class Encoder:
         self.tokenizer = tokenizer
         self.soft_masked = soft_masked
         self.soft_mask_weight = soft_mask_weight
-        source = tokenizer.base_table if isinstance(tokenizer, KmerTokenizer) else tokenizer.table
-        assert source is not None
-        table = bytearray(source)
-        table[PAD_LETTER] = tokenizer.pad_id
-        self._table = bytes(table)
+        self._bases: BaseTokenizer = tokenizer.bases if isinstance(tokenizer, KmerTokenizer) else tokenizer  # type: ignore[assignment]
+        table = bytearray(self._bases.table or b"")
+        if max(self._bases.base_ids) >= SOFT or self._bases.pad_id >= SOFT:
+            raise GenoMoEError(f"The loader needs base and padding ids below {SOFT}, got {tokenizer!r}.")
+        for letter in b"acgtu":
+            table[letter] |= SOFT
+        self._plus = bytes(table)
+        self._minus = bytes(table[complement] for complement in COMPLEMENT)
+        self.pad_id = self._bases.pad_id
 
-    def __call__(
+    def codes(self, letters: np.ndarray, minus: bool) -> np.ndarray:
+        """uint8 codes of a window's letters, of its reverse complement where `minus`."""
+        if minus:
+            return np.frombuffer(letters[::-1].tobytes().translate(self._minus), dtype=np.uint8)
+        return np.frombuffer(letters.tobytes().translate(self._plus), dtype=np.uint8)
+
+    def batch(
         self,
-        letters: np.ndarray,
+        codes: np.ndarray,
         *,
         starts: np.ndarray,
         lengths: np.ndarray,
@@ -150,47 +203,40 @@ class Encoder:
         index: np.ndarray,
         tags: tuple[str, ...] = (),
     ) -> RawBatch:
-        """Encode sequences that lie end to end.
+        """A batch of sequences that lie end to end.
 
         Args:
-            letters: uint8 [bases]; the room of each sequence is filled with PAD_LETTER after its own letters.
-            starts: int64 [N] first letter of each sequence.
-            lengths: int64 [N] letters of each sequence, without padding.
+            codes: uint8 [bases]; the room of each sequence is filled with `pad_id` after its own codes.
+            starts: int64 [N] first code of each sequence.
+            lengths: int64 [N] bases of each sequence, without padding.
             sizes: int64 [N] tokens of each sequence's room.
             packed: whether the batch is THD.
             index: int64 [N] sequence numbers.
             tags: sequence labels.
         """
-        raw = letters.tobytes()
-        columns = [raw.translate(self._table), raw.translate(_FULL)]
-        if self.soft_masked:
-            columns.append(raw.translate(_SOFT))
         if isinstance(self.tokenizer, KmerTokenizer):
-            data = self._kmers(columns, starts, lengths, sizes)
-        else:
-            data = np.empty((len(columns), len(raw)), dtype=np.uint8)
-            for row, column in zip(data, columns, strict=True):
-                row[:] = np.frombuffer(column, dtype=np.uint8)
+            codes = self._kmers(codes, starts, lengths, sizes)
         return RawBatch(
-            data=torch.from_numpy(data),
+            codes=torch.from_numpy(codes),
             sizes=np.ascontiguousarray(sizes, dtype=np.int64),
             packed=packed,
             soft_mask_weight=self.soft_mask_weight,
+            soft_masked=self.soft_masked,
+            base_ids=self.tokenizer.base_ids,
             pad_id=self.tokenizer.pad_id,
             index=np.ascontiguousarray(index, dtype=np.int64),
             tags=tags,
         )
 
-    def _kmers(self, columns: list[bytes], starts: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def _kmers(self, codes: np.ndarray, starts: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """k-mers of each sequence, its remainder by the tokenizer's rule; a k-mer weighs the mean of its bases,
         and 0 where one of them is ambiguous. In a fixed window the last bases of a short sequence (fewer than k - 1)
         are left out where their single-base tokens would not fit."""
         assert isinstance(self.tokenizer, KmerTokenizer)
         k = self.tokenizer.bases_per_token
-        ids, full, *soft = (np.frombuffer(column, dtype=np.uint8) for column in columns)
-        weights = full.astype(np.float32)
-        for column in soft:
-            weights += column * np.float32(self.soft_mask_weight)
+        ids = codes & (SOFT - 1)
+        weights = np.isin(ids, self._bases.base_ids).astype(np.float32)
+        weights[codes >= SOFT] = self.soft_mask_weight
         data = np.full((2, int(sizes.sum())), self.tokenizer.pad_id, dtype=np.int32)
         tokens, out = data[0], data[1].view(np.float32)
         out[:] = 0
@@ -198,12 +244,12 @@ class Encoder:
         rows = zip(starts.tolist(), lengths.tolist(), places.tolist(), sizes.tolist(), strict=True)
         for start, length, place, size in rows:
             whole = length // k
-            rest = min(length % k, size - whole)  # a fixed window may lack room for the last few bases
-            length = whole * k + rest
-            tokens[place : place + whole + rest] = self.tokenizer.encode_bases(ids[start : start + length])
+            rest = min(length % k, size - whole)
+            end = start + whole * k + rest
+            tokens[place : place + whole + rest] = self.tokenizer.encode_bases(ids[start:end])
             grouped = weights[start : start + whole * k].reshape(whole, k)
             out[place : place + whole] = np.where((grouped == 0).any(axis=1), 0, grouped.mean(axis=1))
-            out[place + whole : place + whole + rest] = weights[start + whole * k : start + length]
+            out[place + whole : place + whole + rest] = weights[start + whole * k : end]
         return data
 
 
@@ -213,10 +259,3 @@ def weight_table(soft_mask_weight: float) -> np.ndarray:
     table[list(b"ACGTU")] = 1.0
     table[list(b"acgtu")] = soft_mask_weight
     return table
-
-
-def _flags(letters: bytes) -> bytes:
-    return bytes(int(byte in letters) for byte in range(256))
-
-
-_FULL, _SOFT = _flags(b"ACGTU"), _flags(b"acgtu")

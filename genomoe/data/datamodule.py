@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader, IterableDataset
 
-from genomoe.data.collate import Batch, RawBatch
+from genomoe.data.collate import Batch, RawBatch, TensorPool
 from genomoe.data.corpus import Corpus, restricted
 from genomoe.data.dataset import StreamingGenomeDataset
 from genomoe.data.open import open_corpus
@@ -78,8 +78,9 @@ class BatchLoader:
             prefetch_factor=4 if self.num_workers else None,
             multiprocessing_context=self.start_method if self.num_workers else None,
         )
+        pool = TensorPool()
         for raw in loader:
-            batch = raw.expand()
+            batch = raw.expand(pool)
             yield batch.pin_memory() if self.pin_memory else batch
         if self.advance:
             dataset.set_epoch(dataset.epoch + 1)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from genomoe.data.collate import PAD_LETTER, Batch, Encoder, RawBatch
+from genomoe.data.collate import Batch, Encoder, RawBatch, TensorPool
 from genomoe.data.corpus import Corpus, Segments
 from genomoe.data.sampling import EpochPlan, SamplingConfig, Windows
-from genomoe.genome.alphabet import Tokenizer, reverse_complement
+from genomoe.genome.alphabet import Tokenizer
 from genomoe.genome.errors import GenoMoEError, IntegrityError
 
 STATE_VERSION = 1
@@ -162,7 +162,8 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the current epoch: every batch of this rank and worker that isn't consumed yet."""
-        return (raw.expand() for raw in self.raw_batches())
+        pool = TensorPool()
+        return (raw.expand(pool) for raw in self.raw_batches())
 
     def raw_batches(self) -> Iterator[RawBatch]:
         """The same before widening."""
@@ -197,10 +198,10 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
             sizes = self._padded(self._tokens_of(_extended(lengths, filler, 1)))
         else:
             sizes = np.full(rows, self.context_length)
-        letters, starts = self._gather(windows, sizes * self.tokenizer.bases_per_token, reader)
+        codes, starts = self._gather(windows, sizes * self.tokenizer.bases_per_token, reader)
         names = tuple(self._names[source] for source in windows.sources)
-        return self.encoder(
-            letters,
+        return self.encoder.batch(
+            codes,
             starts=starts,
             lengths=_extended(lengths, filler, 0),
             sizes=sizes,
@@ -210,16 +211,13 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         )
 
     def _gather(self, windows: Windows, room: np.ndarray, reader: BlockCache) -> tuple[np.ndarray, np.ndarray]:
-        """Letters of the windows, each at the start of its room of that many bases, on the strand it is read from."""
+        """Codes of the windows, each at the start of its room of that many bases, on the strand it is read from."""
         starts = np.cumsum(room) - room
-        letters = np.full(int(room.sum()), PAD_LETTER, dtype=np.uint8)
+        codes = np.full(int(room.sum()), self.encoder.pad_id, dtype=np.uint8)
         columns = (windows.starts, windows.ends, windows.blocks, windows.minus, starts)
         for start, end, block, minus, place in zip(*(c.tolist() for c in columns), strict=False):
-            found = reader.get(block, start, end)
-            if minus:
-                found = np.frombuffer(reverse_complement(found.tobytes()), dtype=np.uint8)
-            letters[place : place + end - start] = found
-        return letters, starts
+            codes[place : place + end - start] = self.encoder.codes(reader.get(block, start, end), minus)
+        return codes, starts
 
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must share with the run that was saved."""

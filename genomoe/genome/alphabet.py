@@ -253,13 +253,12 @@ class KmerTokenizer:
         self.name = f"kmer{k}"
         self.bases_per_token = k
         self.vocab_size = self.first_kmer_id + 4**k
-        self._base = NucleotideTokenizer()
-        self.base_table = self._base.table
-        """[256] letter to NucleotideTokenizer's id, the input of encode_bases."""
+        self.bases = NucleotideTokenizer()
+        """Turns single bases into the input of encode_bases."""
 
     def encode(self, sequence: Sequence) -> np.ndarray:
         """Ids, int32: ``len // k`` k-mer tokens, then ``len % k`` single-base tokens."""
-        return self.encode_bases(self._base.encode(sequence))
+        return self.encode_bases(self.bases.encode(sequence))
 
     def encode_bases(self, bases: np.ndarray) -> np.ndarray:
         """The same from NucleotideTokenizer's ids; the last axis is the sequence."""

@@ -1,0 +1,251 @@
+"""Bases per second from disk to packed batches, beside bare libraries that only fetch the same windows.
+
+A row is one window length and implementation. GenoMoE's rows are end to end: windows, reverse complement, tokens,
+weights, labels and a packed (THD) batch of tensors in the main process. The rows named "bare" only get the letters of
+the very same windows in the same order, without any of that.
+
+Every implementation of a window length is measured in turn, several times over, and the medians are kept, so that
+what else the machine does falls on all of them alike. `mb_per_cpu_s` counts processor time of the measuring process
+instead of the clock; with loader processes only the clock is meaningful.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genomoe.data.build import build_corpus
+from genomoe.data.corpus import Corpus
+from genomoe.data.datamodule import BatchLoader
+from genomoe.data.dataset import StreamingGenomeDataset, epoch_windows
+from genomoe.data.description import describe_paths
+from genomoe.data.fasta_corpus import FastaCorpus
+from genomoe.data.sampling import SamplingConfig
+from genomoe.data.store import ZarrCorpus
+from genomoe.genome.alphabet import make_tokenizer
+from genomoe.genome.fasta import Reference
+
+WINDOWS = (1024, 8192, 131_072, 1_048_576)
+WORKERS = (1, 2)
+CONTIGS = 10
+BATCH_BASES = 131_072
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """What to measure."""
+
+    bases: int = 50_000_000
+    """Size of the corpus that is made up."""
+    windows: tuple[int, ...] = WINDOWS
+    """Window lengths."""
+    workers: tuple[int, ...] = WORKERS
+    """Numbers of loader processes; 0, in the main process, is always measured too."""
+    repeats: int = 3
+    """Measurements of each row; the median counts."""
+    seconds: float = 1.5
+    """About how long one measurement takes."""
+
+
+Span = tuple[str, int, int]
+Fetch = Callable[[Span], object]
+
+
+def make_inputs(folder: Path, bases: int) -> dict[str, Path]:
+    """A made-up genome as plain FASTA, bgzip FASTA, Zarr store and memory map; a tenth of it soft-masked."""
+    from pysam import BGZFile
+
+    rng = np.random.default_rng(0)
+    paths = {name: folder / name for name in ("genome.fa", "genome.fa.gz", "genome.zarr", "genome.bin")}
+    length = bases // CONTIGS
+    with open(paths["genome.fa"], "wb") as plain, open(paths["genome.bin"], "wb") as raw:
+        for number in range(CONTIGS):
+            letters = np.frombuffer(b"ACGT", dtype=np.uint8)[rng.integers(0, 4, length)]
+            for start in rng.integers(0, length - 1000, length // 10_000):
+                letters[start : start + 1000] |= 0x20
+            raw.write(letters)
+            plain.write(b">c%d\n" % number)
+            rows = letters[: length // 80 * 80].reshape(-1, 80)
+            plain.write(np.pad(rows, ((0, 0), (0, 1)), constant_values=10).tobytes())
+            plain.write(letters[length // 80 * 80 :].tobytes() + b"\n")
+    with BGZFile(str(paths["genome.fa.gz"]), "wb") as out, open(paths["genome.fa"], "rb") as plain:
+        while chunk := plain.read(1 << 20):
+            out.write(chunk)
+    build_corpus(describe_paths([str(paths["genome.fa"])]), paths["genome.zarr"])
+    return paths
+
+
+def measure_loaders(
+    folder: Path, options: LoaderOptions, report: Callable[[str], None] = lambda _: None
+) -> list[dict[str, Any]]:
+    """One flat row per window length and implementation (see the module's docstring)."""
+    report("making the inputs")
+    paths = make_inputs(folder, options.bases)
+    corpora: dict[str, Corpus] = {
+        "zarr": ZarrCorpus(paths["genome.zarr"]),
+        "fasta": _indexed(paths["genome.fa"]),
+        "bgzip": _indexed(paths["genome.fa.gz"]),
+    }
+    rows = []
+    for window in options.windows:
+        subjects = _subjects(window, options, paths, corpora)
+        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+        for turn in range(options.repeats):
+            for name, subject in subjects.items():
+                report(f"{window:,} bases, {name}, {turn + 1} of {options.repeats}")
+                figures[name].append(subject())
+        rows += _rows(window, figures, mixing(_dataset(corpora["zarr"], window)))
+    return rows
+
+
+def _indexed(path: Path) -> FastaCorpus:
+    corpus = FastaCorpus([str(path)])
+    corpus.references = [Reference(path, in_memory=False)]
+    return corpus
+
+
+def _dataset(corpus: Corpus, window: int) -> StreamingGenomeDataset:
+    batch = max(1, BATCH_BASES // window)
+    return StreamingGenomeDataset(
+        corpus,
+        SamplingConfig(window=window, lane_run=batch, group_bases=1 << 22, lanes=4),
+        make_tokenizer("nucleotide"),
+        batch_size=batch,
+        context_length=window,
+        pack=True,
+    )
+
+
+def _subjects(
+    window: int, options: LoaderOptions, paths: dict[str, Path], corpora: dict[str, Corpus]
+) -> dict[str, Callable[[], tuple[float, float]]]:
+    """Implementation name to a function that measures it once: (bases/s by the clock, bases per processor second)."""
+    plan = _dataset(corpora["zarr"], window)
+    table = corpora["zarr"].contigs
+    spans: list[Span] = []
+    for windows in epoch_windows(plan):
+        rows = np.searchsorted(table.offsets, windows.starts, side="right") - 1
+        offsets = table.offsets[rows]
+        spans += [
+            (table.names[row], int(start), int(end))
+            for row, start, end in zip(rows, windows.starts - offsets, windows.ends - offsets, strict=True)
+        ]
+    subjects: dict[str, Callable[[], tuple[float, float]]] = {}
+    for name, corpus in corpora.items():
+        for workers in (0, *options.workers):
+            subjects[f"genomoe {name}, {workers} workers"] = lambda corpus=corpus, workers=workers: _time_loader(
+                corpus, window, workers, options.seconds
+            )
+    for name, fetch in _bare(paths, corpora).items():
+        subjects[f"bare {name}"] = lambda fetch=fetch: _time_fetch(fetch, spans, options.seconds)
+    return subjects
+
+
+def _bare(paths: dict[str, Path], corpora: dict[str, Corpus]) -> dict[str, Fetch]:
+    import pyfaidx
+    import pysam
+    from Bio import SeqIO
+
+    plain, packed = str(paths["genome.fa"]), str(paths["genome.fa.gz"])
+    faidx = pyfaidx.Fasta(plain, as_raw=True, sequence_always_upper=False)
+    one, other = pysam.FastaFile(plain), pysam.FastaFile(packed)
+    records = SeqIO.to_dict(SeqIO.parse(plain, "fasta"))
+    memory = np.memmap(paths["genome.bin"], dtype=np.uint8, mode="r")
+    offset = dict(zip(corpora["zarr"].contigs.names, corpora["zarr"].contigs.offsets.tolist(), strict=True))
+    return {
+        "pyfaidx": lambda s: faidx[s[0]][s[1] : s[2]],
+        "pysam": lambda s: one.fetch(*s),
+        "pysam bgzip": lambda s: other.fetch(*s),
+        "Biopython in memory": lambda s: bytes(records[s[0]].seq[s[1] : s[2]]),
+        "NumPy memory map": lambda s: np.array(memory[offset[s[0]] + s[1] : offset[s[0]] + s[2]]),
+    }
+
+
+def _time_fetch(fetch: Fetch, spans: Sequence[Span], seconds: float) -> tuple[float, float]:
+    for span in spans[:3]:
+        fetch(span)
+    bases, clock, processor = 0, time.perf_counter(), time.process_time()
+    for span in spans:
+        fetch(span)
+        bases += span[2] - span[1]
+        if time.perf_counter() - clock > seconds:
+            break
+    return bases / (time.perf_counter() - clock), bases / (time.process_time() - processor)
+
+
+def _batches(loader: BatchLoader) -> Iterator[int]:
+    while True:
+        for batch in loader:
+            yield len(batch.tokens)
+
+
+def _time_loader(corpus: Corpus, window: int, workers: int, seconds: float) -> tuple[float, float]:
+    stream = _batches(BatchLoader(_dataset(corpus, window), num_workers=workers))
+    for _ in islice(stream, 2 + 8 * workers):  # past the start of the processes and what they fetched ahead
+        pass
+    bases, clock, processor = 0, time.perf_counter(), time.process_time()
+    for count in stream:
+        bases += count
+        if time.perf_counter() - clock > seconds:
+            break
+    result = bases / (time.perf_counter() - clock), bases / (time.process_time() - processor)
+    stream.close()
+    return result
+
+
+def mixing(dataset: StreamingGenomeDataset) -> dict[str, float]:
+    """How well batches mix: over pairs of neighbours in a batch, the median distance in bases (and as a part of the
+    corpus), and the part of the pairs from one block; a perfect shuffle has a median distance of 0.29 of the corpus.
+    """
+    distances, same = [], []
+    size = dataset.batch_size
+    for windows in epoch_windows(dataset):
+        inside = (windows.index[1:] // size) == (windows.index[:-1] // size)
+        distances.append(np.abs(np.diff(windows.starts))[inside])
+        same.append((np.diff(windows.blocks) == 0)[inside])
+    distance, together = np.concatenate(distances), np.concatenate(same)
+    if not len(distance):
+        return {}
+    median = float(np.median(distance))
+    return {
+        "neighbour_distance_median_bases": median,
+        "neighbour_distance_part_of_corpus": round(median / dataset.segments.bases, 4),
+        "neighbours_in_one_block": round(float(together.mean()), 4),
+        "blocks": int(len(dataset.plan().block_starts)),
+    }
+
+
+def _rows(window: int, figures: dict[str, list[tuple[float, float]]], mixed: dict[str, float]) -> list[dict[str, Any]]:
+    clock = {name: statistics.median(value[0] for value in values) / 1e6 for name, values in figures.items()}
+    processor = {name: statistics.median(value[1] for value in values) / 1e6 for name, values in figures.items()}
+    rows = []
+    for name in figures:
+        ours = name.startswith("genomoe")
+        kind, _, rest = name.removeprefix("genomoe ").partition(", ")
+        workers = int(rest.split()[0]) if ours else 0
+        row: dict[str, Any] = {
+            "case": f"window {window}",
+            "implementation": f"genomoe {kind}" if ours else name,
+            "window_bases": window,
+            "workers": workers,
+            "mb_per_s": round(clock[name], 1),
+            "mb_per_s_per_worker": round(clock[name] / max(workers, 1), 1),
+        }
+        if not workers:
+            row["mb_per_cpu_s"] = round(processor[name], 1)
+        if ours:
+            for peer in ("pyfaidx", "pysam", "pysam bgzip", "Biopython in memory", "NumPy memory map"):
+                key = peer.lower().replace(" ", "_")
+                row[f"times_{key}"] = round(clock[name] / clock[f"bare {peer}"], 3)
+                if not workers:
+                    row[f"cpu_times_{key}"] = round(processor[name] / processor[f"bare {peer}"], 3)
+            row |= mixed
+        rows.append(row)
+    return rows
