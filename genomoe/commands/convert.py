@@ -8,6 +8,7 @@ import torch
 
 from genomoe.genome.alphabet import make_tokenizer
 from genomoe.genome.errors import GenoMoEError
+from genomoe.genome.foreign_tokenizer import tokenizer_from_folder
 from genomoe.model.pretrained import export_mixtral, from_pretrained, import_mixtral, save_pretrained
 from genomoe.training.precision import DTYPES
 
@@ -24,11 +25,8 @@ def export(model: Path, *, out: Path, dtype: str | None) -> None:
 def import_(folder: Path, *, out: Path, tokenizer: str | None, dtype: str | None) -> None:
     """Write the Hugging Face Mixtral folder `folder` as a model folder of ours."""
     loaded, known = import_mixtral(folder, dtype=_dtype(dtype))
-    if tokenizer is None and known is None:
-        raise GenoMoEError(
-            f"{folder} does not say how bases become token ids: give --tokenizer, for example nucleotide."
-        )
-    chosen = make_tokenizer(_tokenizer(tokenizer) if tokenizer else known or "nucleotide")
+    spec = _tokenizer(tokenizer) if tokenizer else known
+    chosen = make_tokenizer(spec) if spec is not None else tokenizer_from_folder(folder)
     if chosen.vocab_size > loaded.config.vocab_size:
         raise GenoMoEError(
             f"the tokenizer {chosen.name} has {chosen.vocab_size} ids, the model's embedding only "

@@ -150,8 +150,8 @@ class BaseTokenizer:
         return set(self.table or b"") - {_INVALID}
 
     def to_dict(self) -> dict[str, Any]:
-        """What make_tokenizer needs to build the same tokenizer again; JSON-ready."""
-        return {"name": self.name}
+        """What make_tokenizer needs to build the same tokenizer again, and its ids for readers; JSON-ready."""
+        return {"name": self.name, **_ids_of(self)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.to_dict() == other.to_dict()
@@ -210,7 +210,7 @@ class MappedTokenizer(BaseTokenizer):
 
     def to_dict(self) -> dict[str, Any]:
         """The whole id map."""
-        return {"name": "mapped", "ids": self._ids, "special": self._special, "vocab_size": self.vocab_size}
+        return {"name": "mapped", "ids": self._ids, "special": self._special, **_ids_of(self)}
 
 
 class ByteTokenizer(BaseTokenizer):
@@ -286,8 +286,8 @@ class KmerTokenizer:
         return "".join(out)
 
     def to_dict(self) -> dict[str, Any]:
-        """What make_tokenizer needs to build the same tokenizer again; JSON-ready."""
-        return {"name": self.name}
+        """What make_tokenizer needs to build the same tokenizer again, and its ids for readers; JSON-ready."""
+        return {"name": self.name, **_ids_of(self)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KmerTokenizer) and self.name == other.name
@@ -299,13 +299,39 @@ class KmerTokenizer:
         return f"KmerTokenizer(k={self.bases_per_token})"
 
 
+_DERIVED = ("vocab_size", "pad_id", "bos_id", "eos_id", "unk_id", "base_ids", "bases_per_token")
+
+
+def _ids_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    values = {key: getattr(tokenizer, key) for key in _DERIVED}
+    return {**values, "base_ids": list(tokenizer.base_ids)}
+
+
 def make_tokenizer(spec: str | Mapping[str, Any] | Tokenizer) -> Tokenizer:
-    """Build a tokenizer from its name ('nucleotide', 'byte', 'kmer3'...) or from what its to_dict() gave."""
+    """Build a tokenizer from its name ('nucleotide', 'byte', 'kmer3'...) or from what its to_dict() gave.
+
+    Raises GenoMoEError for an unknown name, and for a dict whose ids aren't those of the tokenizer it names.
+    """
     if isinstance(spec, Tokenizer) and not isinstance(spec, Mapping | str):
         return spec
     options = {"name": spec} if isinstance(spec, str) else dict(spec)  # type: ignore[arg-type]
     name = options.pop("name", None)
+    stated = {key: options.pop(key) for key in _DERIVED if key in options and (name, key) != ("mapped", "vocab_size")}
+    tokenizer = _build(name, options)
+    actual = _ids_of(tokenizer)
+    for key, value in stated.items():
+        if (list(value) if key == "base_ids" else value) != actual[key]:
+            raise GenoMoEError(
+                f"The description of the {name!r} tokenizer says {key} {value}, but it has {actual[key]}."
+            )
+    return tokenizer
+
+
+def _build(name: object, options: dict[str, Any]) -> Tokenizer:
     if name == "mapped":
+        missing = sorted({"ids", "special", "vocab_size"} - set(options))
+        if missing or len(options) > 3:
+            raise GenoMoEError(f"A mapped tokenizer takes ids, special and vocab_size; got {sorted(options)}.")
         return MappedTokenizer(**options)
     if options:
         raise GenoMoEError(f"The {name!r} tokenizer takes no options, got {sorted(options)}.")

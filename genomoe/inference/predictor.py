@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from genomoe.genome.alphabet import NucleotideTokenizer, Tokenizer, make_tokenizer
+from genomoe.genome.alphabet import Tokenizer, make_tokenizer
 from genomoe.genome.coordinates import Interval, Variant
 from genomoe.genome.errors import GenoMoEError
+from genomoe.genome.foreign_tokenizer import tokenizer_from_folder
 from genomoe.genome.fasta import Reference
 from genomoe.genome.variant_files import COLUMN_NAMES, InputRow, open_variants
 from genomoe.genome.variants import SequenceSource
@@ -43,7 +44,7 @@ def from_pretrained(
         device: "auto" takes CUDA where there is one.
         dtype: "float32" or "bfloat16"; None: float32 on a CPU, the saved dtype elsewhere.
         kernels: backends; None: the fastest that runs here.
-        tokenizer: needed only for a folder without one; the default is one token a base.
+        tokenizer: needed only for a foreign folder that does not say which id each base has.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
@@ -58,7 +59,8 @@ def from_pretrained(
         dtype = torch.float32
     model, saved = load_model(folder, device, dtype, kernels=kernels)
     spec = tokenizer if tokenizer is not None else saved
-    return Predictor(model, NucleotideTokenizer() if spec is None else make_tokenizer(spec), name=str(folder))
+    chosen = make_tokenizer(spec) if spec is not None else tokenizer_from_folder(folder)
+    return Predictor(model, chosen, name=str(folder))
 
 
 class Predictor:

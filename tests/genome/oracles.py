@@ -35,9 +35,7 @@ def run_consensus(every: int = 8) -> str:
         reference.write_bytes((FOLDER / "ref.fa").read_bytes())
         for line in lines:
             vcf.write_text(HEADER + line + "\n")
-            subprocess.run(
-                ["bcftools", "view", "-Oz", "-o", f"{vcf}.gz", str(vcf)], check=True, capture_output=True
-            )
+            subprocess.run(["bcftools", "view", "-Oz", "-o", f"{vcf}.gz", str(vcf)], check=True, capture_output=True)
             subprocess.run(["bcftools", "index", "-f", f"{vcf}.gz"], check=True, capture_output=True)
             command = ["bcftools", "consensus", "-f", str(reference), f"{vcf}.gz"]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -126,3 +126,12 @@ def test_a_map_must_be_complete():
 def test_unknown_names_are_refused(name):
     with pytest.raises(GenoMoEError):
         make_tokenizer({"name": name})
+
+
+def test_a_description_says_its_ids_and_they_must_be_right():
+    described = NucleotideTokenizer().to_dict()
+    assert described["base_ids"] == [4, 5, 6, 7]
+    assert described["pad_id"] == 0
+    with pytest.raises(GenoMoEError, match="says pad_id 3"):
+        make_tokenizer({**described, "pad_id": 3})
+    assert make_tokenizer({"name": "nucleotide"}) == NucleotideTokenizer()

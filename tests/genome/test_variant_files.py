@@ -147,10 +147,7 @@ def test_vcf_out_keeps_everything_and_is_indexed(tmp_path):
     lines = gzip.decompress(out.read_bytes()).decode().splitlines()
     assert lines[:4] == HEADER.splitlines()
     assert lines[6] == COLUMNS.rstrip()
-    assert (
-        lines[7]
-        == "chrI\t5\trs1\tA\tC,G\t30\tPASS\tDP=3;GENOMOE=0.5,.;GENOMOE_STATUS=ok,ref_mismatch\tGT\t0/1\t1/2"
-    )
+    assert lines[7] == "chrI\t5\trs1\tA\tC,G\t30\tPASS\tDP=3;GENOMOE=0.5,.;GENOMOE_STATUS=ok,ref_mismatch\tGT\t0/1\t1/2"
     assert lines[8] == "chrI\t9\t.\tAC\tA\t.\t.\tGENOMOE=-1.25;GENOMOE_STATUS=ok\tGT\t0/0\t./."
     with pysam.VariantFile(str(out)) as file:
         records = list(file.fetch("chrI", 0, 6))
@@ -178,9 +175,7 @@ def test_unsorted_vcf_keeps_its_order_and_has_no_index(tmp_path):
 @pytest.mark.parametrize("in_kind", ["vcf", "tsv", "parquet"])
 def test_tables_out_have_a_row_for_each_alt(tmp_path, in_kind, out_kind):
     path, out = tmp_path / f"in.{in_kind}", tmp_path / f"out.{out_kind}"
-    frame = pd.DataFrame(
-        {"note": [1, 2], "chrom": "chrI", "pos": [5, 9], "ref": ["A", "AC"], "alt": ["C,G", "A"]}
-    )
+    frame = pd.DataFrame({"note": [1, 2], "chrom": "chrI", "pos": [5, 9], "ref": ["A", "AC"], "alt": ["C,G", "A"]})
     if in_kind == "vcf":
         path.write_text(HEADER + COLUMNS + ROWS)
     elif in_kind == "tsv":

@@ -49,9 +49,7 @@ def input_variants() -> dict[str, Variant]:
 
 
 @needs_bcftools
-@pytest.mark.parametrize(
-    ("run", "name"), [(run_norm, "bcftools_norm.tsv"), (run_consensus, "bcftools_consensus.tsv")]
-)
+@pytest.mark.parametrize(("run", "name"), [(run_norm, "bcftools_norm.tsv"), (run_consensus, "bcftools_consensus.tsv")])
 def test_committed_oracle_is_what_bcftools_says(run, name):
     assert run() == (FOLDER / name).read_text()
 
