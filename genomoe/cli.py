@@ -62,18 +62,50 @@ def pretrain(
 
 @app.command()
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory written by `genomoe pretrain`.")],
+    run_dir: Annotated[Path, typer.Argument(help="A run directory; with --task also any model folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
     stride: Annotated[
         int | None,
         typer.Option(help="Bases between windows; each base is scored once [default: half the context]."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    task: Annotated[
+        str | None,
+        typer.Option(help="Labelled variants instead: table, clinvar, traitgym, brca1 or mitomap (layout of --table)."),
+    ] = None,
+    table: Annotated[Path | None, typer.Option(help="With --task: the labelled file or folder.")] = None,
+    reference: Annotated[Path | None, typer.Option("--reference", "-r", help="With --task: the genome.")] = None,
+    annotation: Annotated[
+        Path | None, typer.Option(help="With --task: GenBank, GFF3, GTF or BED for consequence classes.")
+    ] = None,
+    codon_table: Annotated[int, typer.Option(help="With --annotation: NCBI translation table.")] = 1,
+    score: Annotated[str, typer.Option(help="With --task: llr, marginal, embedding or jsd.")] = "llr",
+    window: Annotated[int | None, typer.Option(help="With --task: bases around a variant.")] = None,
+    window_mode: Annotated[str, typer.Option(help="With --task: centred or block.")] = "centred",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="With --task: folder of the report.")] = None,
 ) -> None:
-    """Bits per base on the held-out contigs, beside Markov and uniform baselines.
+    """Bits per base on the held-out contigs beside baselines; with --task, how well scores tell labels apart.
 
     Example: genomoe evaluate runs/yeast --json
     """
+    if task is not None:
+        from genomoe.commands.evaluate_task import run as run_task
+
+        run_task(
+            run_dir,
+            task=task,
+            table=table,
+            reference=reference,
+            annotation=annotation,
+            codon_table=codon_table,
+            out=out,
+            as_json=as_json,
+            device=device,
+            score=score,
+            window=window,
+            window_mode=window_mode,
+        )
+        return
     from genomoe.commands.evaluate import run
 
     run(run_dir, as_json=as_json, stride=stride, device=device)
@@ -136,7 +168,10 @@ def import_(
     folder: Annotated[Path, typer.Argument(help="A Hugging Face Mixtral folder with safetensors.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to write.")],
     tokenizer: Annotated[
-        str | None, typer.Option(help="How bases become ids: nucleotide, byte, kmer6, or a .json file [default: as the folder says].")
+        str | None,
+        typer.Option(
+            help="How bases become ids: nucleotide, byte, kmer6, or a .json file [default: as the folder says]."
+        ),
     ] = None,
     dtype: StoredDtype = None,
 ) -> None:
@@ -509,6 +544,25 @@ def bench_loader(
         repeats=repeats,
         seconds=seconds,
     )
+
+
+@bench.command("scoring")
+def bench_scoring(
+    out: Out = None,
+    only: Only = None,
+    time_budget: Budget = None,
+    device: Device = "auto",
+    precision: Annotated[
+        list[str] | None, typer.Option(help="Of our expert products: bf16 (the weights' own), fp8; may be repeated.")
+    ] = None,
+) -> None:
+    """Variants per second, ours and a well-batched Hugging Face loop's with the same weights and windows.
+
+    Example: genomoe bench scoring --device cpu --out docs/results/scoring-cpu.json
+    """
+    from genomoe.commands.bench import run_scoring
+
+    run_scoring(out=out, only=only or [], time_budget=time_budget, device=device, precisions=precision or ["bf16"])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -34,6 +34,38 @@ def run_layers(*, out: Path | None, cases: Sequence[str], only: Sequence[str], r
         console.print(f"written: {out}")
 
 
+SCORING_COLUMNS = (
+    "case", "implementation", "precision", "experts", "variants", "seconds", "variants_per_s",
+    "speedup_over_huggingface_ref_and_alt", "speedup_over_huggingface_ref_once", "largest_score_difference",
+    "largest_score_difference_float32", "error",
+)  # fmt: skip
+
+
+def run_scoring(
+    *, out: Path | None, only: Sequence[str], time_budget: float | None, device: str, precisions: Sequence[str]
+) -> None:
+    """Measure variants per second of scoring."""
+    import fnmatch
+
+    from genomoe.bench import scoring
+    from genomoe.commands.device import resolve_device
+
+    device = resolve_device(device)
+    cases = [
+        case
+        for case in scoring.scoring_cases("cpu" if device == "cpu" else "cuda")
+        if not only or any(fnmatch.fnmatch(case.name, pattern) for pattern in only)
+    ]
+    console = Console(stderr=True)
+    report = _reporter(out, SCORING_COLUMNS, console)
+    rows = scoring.run_scoring(
+        device, cases=cases, precisions=precisions, time_budget=time_budget, report=report
+    )
+    Console(width=220).print(rows_table(rows, SCORING_COLUMNS, "genomoe bench scoring"))
+    if out is not None:
+        console.print(f"written: {out}")
+
+
 def run_steps(
     which: str, *, out: Path | None, only: Sequence[str], time_budget: float | None, device: str, list_only: bool
 ) -> None:

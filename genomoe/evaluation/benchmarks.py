@@ -97,9 +97,7 @@ def load_traitgym(path: str | Path) -> LabelledSet:
             "group": frame["match_group"].astype(str) if "match_group" in frame else "",
         }
     )
-    extra = frame.drop(
-        columns=["chrom", "pos", "ref", "alt", "label", "consequence", "match_group"], errors="ignore"
-    )
+    extra = frame.drop(columns=["chrom", "pos", "ref", "alt", "label", "consequence", "match_group"], errors="ignore")
     return _labelled("TraitGym", pd.concat([table, extra], axis=1), Counter(), path)
 
 
@@ -110,9 +108,7 @@ def load_brca1_sge(path: str | Path) -> LabelledSet:
     skipped. Columns kept: score (function.score.mean; low is loss of function) and class (consequence).
     """
     frame = _read_table(path, header_with="func.class")
-    _need(
-        frame, path, "chromosome", "position (hg19)", "reference", "alt", "func.class", "function.score.mean"
-    )
+    _need(frame, path, "chromosome", "position (hg19)", "reference", "alt", "func.class", "function.score.mean")
     known = frame["func.class"].isin(["LOF", "INT", "FUNC"])
     kept = frame[known]
     table = pd.DataFrame(
@@ -140,8 +136,7 @@ def load_proteingym(path: str | Path) -> LabelledSet:
     if not letters <= set("ACGTUN"):
         odd = "".join(sorted(letters - set("ACGTUN")))
         raise GenoMoEError(
-            f"{path}: mutated_sequence holds {odd}, so these are protein sequences; give the "
-            "coding sequences."
+            f"{path}: mutated_sequence holds {odd}, so these are protein sequences; give the coding sequences."
         )
     table = pd.DataFrame({"sequence": frame["mutated_sequence"], "label": frame["DMS_score"].astype(float)})
     for name in ("mutant", "DMS_score_bin"):
@@ -242,11 +237,7 @@ def _read_table(path: str | Path, header_with: str | None = None) -> pd.DataFram
         return pd.read_parquet(path)
     if name.endswith((".xlsx", ".xls")):
         frame = pd.read_excel(path, header=None, dtype=object)
-        at = (
-            next((i for i, row in enumerate(frame.values.tolist()) if header_with in row), 0)
-            if header_with
-            else 0
-        )
+        at = next((i for i, row in enumerate(frame.values.tolist()) if header_with in row), 0) if header_with else 0
         return pd.DataFrame(frame.values[at + 1 :], columns=frame.values[at].tolist())
     separator = "," if ".csv" in name else "\t"
     skip = 0

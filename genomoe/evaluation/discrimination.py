@@ -173,9 +173,7 @@ def within_groups(
     for name, part in frame.groupby("group"):
         positives = int((part["label"] > 0).sum())
         enough = min(positives, len(part) - positives) if binary else len(part)
-        value = (
-            metric(part["label"].to_numpy(), part["score"].to_numpy()) if enough >= fewest else float("nan")
-        )
+        value = metric(part["label"].to_numpy(), part["score"].to_numpy()) if enough >= fewest else float("nan")
         rows.append((name, len(part), positives, value))
     table = pd.DataFrame(rows, columns=["group", "rows", "positives", "value"])
     known = table[table["value"].notna()]

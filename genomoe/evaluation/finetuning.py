@@ -15,7 +15,7 @@ from genomoe.evaluation.discrimination import METRICS, bootstrap
 from genomoe.training.finetune import FineTuneResult, SeedResult, mean_and_spread, score_of, split_metrics
 from genomoe.training.tasks import TaskConfig, TaskData
 
-__all__ = ["comparison", "interval_table", "ridge_baselines"]
+__all__ = ["comparison", "interval_table", "kmer_counts", "ridge_baselines"]
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 LONGEST_ONE_HOT = 512
@@ -67,7 +67,7 @@ def ridge_baselines(data: TaskData, task: TaskConfig, *, k: int = 5) -> dict[str
         return {}
     sequences = [sequence[data.centre] for sequence in data.alt]
     lengths = {len(sequence) for sequence in sequences}
-    designs = {f"{k}-mer ridge": _kmer_counts(sequences, k)}
+    designs = {f"{k}-mer ridge": kmer_counts(sequences, k)}
     if len(lengths) == 1 and max(lengths) <= LONGEST_ONE_HOT:
         letters = np.frombuffer(b"".join(sequences), dtype=np.uint8).reshape(len(sequences), -1)
         designs = {"one-hot ridge": _one_hot(letters)} | designs
@@ -91,16 +91,14 @@ def _ridge(design: np.ndarray, data: TaskData, task: TaskConfig) -> FineTuneResu
             best = (value, predictions)
     assert best is not None
     seed = SeedResult(seed=0, predictions=best[1], validation=best[0], epochs=1, best_epoch=0, history=[])
-    return FineTuneResult(
-        seeds=[seed], model=None, head=nn.Identity(), trained_parameters=design.shape[1] + 1
-    )
+    return FineTuneResult(seeds=[seed], model=None, head=nn.Identity(), trained_parameters=design.shape[1] + 1)
 
 
 def _one_hot(letters: np.ndarray) -> np.ndarray:
     return np.concatenate([letters == base for base in b"ACGT"], axis=1).astype(np.float32)
 
 
-def _kmer_counts(sequences: list[bytes], k: int) -> np.ndarray:
+def kmer_counts(sequences: list[bytes], k: int) -> np.ndarray:
     """Counts of every word of 1 to k bases, [rows, 4 + ... + 4^k]; words with other letters do not count."""
     code = np.full(256, -1, dtype=np.int64)
     code[list(b"ACGT")] = range(4)

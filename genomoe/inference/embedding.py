@@ -49,15 +49,11 @@ def embed(
     if pool not in ("mean", "max", "last", "none"):
         raise GenoMoEError(f"Unknown pooling '{pool}': it is mean, max, last or none.")
     if strands == "both" and pool == "none" and tokenizer.bases_per_token > 1:
-        raise GenoMoEError(
-            "Tokens of several bases have no partner on the other strand: pool, or use strands=fwd."
-        )
+        raise GenoMoEError("Tokens of several bases have no partner on the other strand: pool, or use strands=fwd.")
     letters = [to_bytes(sequence) for sequence in sequences]
     found = _one_strand(model, tokenizer, letters, layer, pool, batch_tokens)
     if strands == "both":
-        other = _one_strand(
-            model, tokenizer, [reverse_complement(x) for x in letters], layer, pool, batch_tokens
-        )
+        other = _one_strand(model, tokenizer, [reverse_complement(x) for x in letters], layer, pool, batch_tokens)
         if pool == "none":
             other = [x[::-1] for x in other]
         found = [(a + b) / 2 for a, b in zip(found, other, strict=True)]

@@ -20,14 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genomoe.genome.errors import GenoMoEError
-from genomoe.inference.prefix import PrefixCache, SuffixAttention, Suffixes
+from genomoe.inference.prefix import PrefixCache, SuffixAttention, Suffixes, tail_runner
 from genomoe.model.transformer import GenoMoEModel
 
 __all__ = ["SCORES", "Pair", "PairScorer", "log_probabilities", "target_log_probs"]
 
 SCORES = {
-    "llr": "sum over the window of log p(ALT base) - log p(REF base), nats; "
-    "below 0: ALT is less likely than REF",
+    "llr": "sum over the window of log p(ALT base) - log p(REF base), nats; below 0: ALT is less likely than REF",
     "marginal": "log p(ALT allele | left context) - log p(REF allele | left context), nats, "
     "the allele standing at the right end of its window; below 0: ALT is less likely than REF",
     "embedding": "Euclidean distance of the mean last hidden states of ALT and REF from the first "
@@ -142,21 +141,25 @@ class PairScorer:
     def _score_windows(self, pairs: Sequence[Pair], windows: list[list[int]], out: np.ndarray) -> None:
         length = self._run_length(pairs, [index for members in windows for index in members])
         ref_BL = self._to_device(np.stack([pairs[members[0]].ref[:length] for members in windows]))
-        cache = PrefixCache(backend=self.model.kernels.attention)
-        hidden_BLD = self.model(ref_BL, compute_logits=False, attend=cache).hidden
         members = [(window, index) for window, found in enumerate(windows) for index in found]
+        cache = PrefixCache(
+            backend=self.model.kernels.attention,
+            tail=max(0, min(pairs[index].first for _, index in members) - 1),
+            last_layer=self.model.config.num_layers - 1,
+        )
+        usual, self.model.run_layer = self.model.run_layer, tail_runner(cache)
+        try:
+            hidden_BLD = self.model(ref_BL, compute_logits=False, attend=cache).hidden
+        finally:
+            self.model.run_layer = usual
         score = self._likelihood if self.kind in ("llr", "marginal") else self._change
         finish = score(pairs, windows, members, hidden_BLD)
         for batch in self._suffix_batches(pairs, members):
             running = [(w, i) for w, i in batch if self._tokens_to_run(pairs[i]) > pairs[i].first]
-            suffix_hidden_TD = (
-                self._run_suffixes(pairs, running, cache) if running else hidden_BLD.new_empty(0, 1)
-            )
+            suffix_hidden_TD = self._run_suffixes(pairs, running, cache) if running else hidden_BLD.new_empty(0, 1)
             finish(batch, running, suffix_hidden_TD, out)
 
-    def _run_suffixes(
-        self, pairs: Sequence[Pair], running: list[tuple[int, int]], cache: PrefixCache
-    ) -> Tensor:
+    def _run_suffixes(self, pairs: Sequence[Pair], running: list[tuple[int, int]], cache: PrefixCache) -> Tensor:
         suffixes = Suffixes(
             windows=[window for window, _ in running],
             prefixes=[pairs[index].first for _, index in running],
@@ -177,14 +180,10 @@ class PairScorer:
     def _likelihood(self, pairs, windows, members, hidden_BLD):
         """log p summed from the first difference to the end, ALT minus REF."""
         length = hidden_BLD.shape[1]
-        target_BL = self._to_device(
-            np.stack([_shifted(pairs[found[0]].ref, length, self.unk_id) for found in windows])
-        )
+        target_BL = self._to_device(np.stack([_shifted(pairs[found[0]].ref, length, self.unk_id) for found in windows]))
         head_VD = self.model.lm_head.weight
         from_token = min(max(pairs[index].first - 1, 0) for _, index in members)
-        counted_BL = target_log_probs(
-            hidden_BLD[:, from_token:], head_VD, target_BL[:, from_token:], self.unk_id
-        )
+        counted_BL = target_log_probs(hidden_BLD[:, from_token:], head_VD, target_BL[:, from_token:], self.unk_id)
         # total_BL[b, j]: REF's log p of tokens from_token+1 .. from_token+j
         total_BL = F.pad(counted_BL.double().cumsum(1), (1, 0)).cpu().numpy()
         opening = {index: (w, pairs[index].first - 1) for w, index in members if pairs[index].first > 0}
@@ -202,9 +201,7 @@ class PairScorer:
                 log_p_T = target_log_probs(
                     suffix_hidden_TD, head_VD, self._to_device(np.concatenate(targets)), self.unk_id
                 )
-                sums = np.add.reduceat(
-                    log_p_T.double().cpu().numpy(), np.cumsum([0, *(len(t) for t in targets[:-1])])
-                )
+                sums = np.add.reduceat(log_p_T.double().cpu().numpy(), np.cumsum([0, *(len(t) for t in targets[:-1])]))
                 rest |= dict(zip((index for _, index in running), sums.tolist(), strict=True))
             for window, index in batch:
                 pair = pairs[index]
@@ -251,9 +248,7 @@ def log_probabilities(hidden_TD: Tensor, head_VD: Tensor) -> Tensor:
     return F.linear(hidden_TD.float(), head_VD.float()).log_softmax(-1)
 
 
-def target_log_probs(
-    hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, unk_id: int, chunk: int = 2**26
-) -> Tensor:
+def target_log_probs(hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, unk_id: int, chunk: int = 2**26) -> Tensor:
     """log p of each target, float32; 0 for targets that are `unk_id`. Logits are formed `chunk` values at a
     time.
     """

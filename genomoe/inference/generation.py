@@ -36,12 +36,8 @@ class DecodeCache:
         self._keys[layer][:, self.length] = k
         self._values[layer][:, self.length] = v
         first = 0 if window is None else max(0, self.length + 1 - window)
-        keys, values = (
-            x[layer][:, first : self.length + 1].transpose(1, 2) for x in (self._keys, self._values)
-        )
-        out = F.scaled_dot_product_attention(
-            q[:, :, None], keys, values, enable_gqa=q.shape[1] != keys.shape[1]
-        )
+        keys, values = (x[layer][:, first : self.length + 1].transpose(1, 2) for x in (self._keys, self._values))
+        out = F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=q.shape[1] != keys.shape[1])
         return out[:, :, 0]
 
 
@@ -70,13 +66,9 @@ def generate(
     """
     ids = tokenizer.encode(to_bytes(prompt)) if prompt else []
     if not len(ids):
-        raise GenoMoEError(
-            "The prompt is empty: the model predicts a base from those before it, so give at least one."
-        )
+        raise GenoMoEError("The prompt is empty: the model predicts a base from those before it, so give at least one.")
     if n < 1 or samples < 1 or temperature < 0 or not 0 < top_p <= 1 or (top_k is not None and top_k < 1):
-        raise GenoMoEError(
-            "n, samples and top_k must be at least 1, temperature at least 0, top_p in (0, 1]."
-        )
+        raise GenoMoEError("n, samples and top_k must be at least 1, temperature at least 0, top_p in (0, 1].")
     if len(ids) + n > model.config.max_context:
         raise GenoMoEError(
             f"Prompt and continuation are {len(ids) + n} tokens, more than the model's context of "
@@ -116,9 +108,7 @@ def generate(
     return [tokenizer.decode(row) for row in torch.stack(steps, dim=1).cpu().numpy()]
 
 
-def _sample(
-    log_p_BV: Tensor, temperature: float, top_k: int | None, top_p: float, random: torch.Generator
-) -> Tensor:
+def _sample(log_p_BV: Tensor, temperature: float, top_k: int | None, top_p: float, random: torch.Generator) -> Tensor:
     if temperature == 0:
         return log_p_BV.argmax(-1)
     p_BV = (log_p_BV / temperature).softmax(-1)

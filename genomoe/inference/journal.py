@@ -47,9 +47,7 @@ class Journal:
         self._places: dict[int, tuple[Path, int, int, int]] = {}
         self._read_to: dict[Path, int] = {}
         self.refresh()
-        name = (
-            f"{process}-{uuid.uuid4().hex}.part"  # never that of an earlier run, whose records it would lose
-        )
+        name = f"{process}-{uuid.uuid4().hex}.part"  # never that of an earlier run, whose records it would lose
         self._file = open(self.folder / name, "xb")  # noqa: SIM115 - closed in close
 
     def _check(self, job: dict[str, Any]) -> None:

@@ -126,9 +126,7 @@ class Predictor:
         for role in ("contig", "position", "ref", "alt"):
             found = next((lower[name] for name in COLUMN_NAMES[role] if name in lower), None)
             if found is None:
-                raise GenoMoEError(
-                    f"The table has no column for {role}; it has {', '.join(map(str, table.columns))}."
-                )
+                raise GenoMoEError(f"The table has no column for {role}; it has {', '.join(map(str, table.columns))}.")
             columns[role] = table[found].tolist()
         rows = [
             InputRow(
@@ -147,9 +145,7 @@ class Predictor:
             for start in range(0, len(rows), CHUNK)
             for (result,) in scorer.score_rows(rows[start : start + CHUNK], "table")
         ]
-        return table.assign(
-            score=[score for score, _ in results], status=[status.value for _, status in results]
-        )
+        return table.assign(score=[score for score, _ in results], status=[status.value for _, status in results])
 
     def embed(self, sequences: str | Sequence[str | bytes], **options: Any) -> np.ndarray | list[np.ndarray]:
         """[N, D] float32, one vector for each sequence; see `genomoe.inference.embedding.embed`."""
@@ -165,9 +161,7 @@ class Predictor:
     ) -> pd.DataFrame:
         """Every single-base change of an interval; see `genomoe.inference.mutagenesis.mutate_interval`."""
         scorer = self.scorer(reference, window_mode=window_mode, **options)
-        return mutagenesis.mutate_interval(
-            scorer, Interval.parse(interval) if isinstance(interval, str) else interval
-        )
+        return mutagenesis.mutate_interval(scorer, Interval.parse(interval) if isinstance(interval, str) else interval)
 
     def generate(self, prompt: str, n: int, **options: Any) -> list[str]:
         """Continuations of a prompt; see `genomoe.inference.generation.generate`."""

@@ -20,27 +20,76 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from genomoe.model.transformer import LayerRunner, run_layer
 from genomoe.ops.attention import attention
 
-__all__ = ["PrefixCache", "SuffixAttention", "Suffixes"]
+__all__ = ["PrefixCache", "SuffixAttention", "Suffixes", "tail_runner"]
 
 
 @dataclass(kw_only=True)
 class PrefixCache:
-    """Usual causal attention over fixed windows [B, S] that also keeps the keys and values of every layer."""
+    """Usual causal attention over fixed windows [B, S] that also keeps the keys and values of every layer.
+
+    With `tail_runner` the last layer runs for the positions from `tail` on only: nobody reads the others' output.
+    """
 
     backend: str = "auto"
+    tail: int = 0
+    """First position whose output of the last layer is wanted."""
+    last_layer: int = -1
+    """Number of that layer; -1: every layer runs whole."""
     keys: list[Tensor] = field(default_factory=list)
     """One [B, S, G, C] for each layer, rotated; the model's device and dtype."""
     values: list[Tensor] = field(default_factory=list)
 
-    def __call__(
-        self, layer: int, q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int | None
-    ) -> Tensor:
+    def __call__(self, layer: int, q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int | None) -> Tensor:
         assert layer == len(self.keys), "layers run in order, once for each cache"
         self.keys.append(k_BSGC)
         self.values.append(v_BSGC)
-        return attention(q_BSHC, k_BSGC, v_BSGC, window=window, backend=self.backend)
+        if layer != self.last_layer or not self.tail:
+            return attention(q_BSHC, k_BSGC, v_BSGC, window=window, backend=self.backend)
+        if q_BSHC.is_cuda:  # the fused kernels want as many queries as keys
+            return attention(q_BSHC, k_BSGC, v_BSGC, window=window, backend=self.backend)[:, self.tail :]
+        q, k, v = q_BSHC[:, self.tail :].transpose(1, 2), k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2)
+        return last_queries(q, k, v, window).transpose(1, 2)
+
+
+def tail_runner(cache: PrefixCache) -> LayerRunner:
+    """Runs layers as usual, the last one for the positions from `cache.tail` on only.
+
+    Before them the hidden states that come out are those that went in, and mean nothing.
+    """
+
+    def run(index, layer, x_TD, layout, valid_T, kernels):  # type: ignore[no-untyped-def]
+        if index != cache.last_layer or not cache.tail:
+            return run_layer(index, layer, x_TD, layout, valid_T, kernels)
+        x_TD, normed_TD = layer.attention_norm(x_TD, None, kernels)
+        x_BSD = x_TD.unflatten(0, (layout.batch, -1))
+        tail_TD = x_BSD[:, cache.tail :].reshape(-1, x_TD.shape[1])
+        tail_TD, normed_TD = layer.moe_norm(tail_TD, layer.attention(normed_TD, layout, kernels), kernels)
+        delta_TD, routing = layer.moe(normed_TD, None, kernels)
+        out_BSD = x_BSD.clone()
+        out_BSD[:, cache.tail :] = (tail_TD + delta_TD).unflatten(0, (layout.batch, -1))
+        return out_BSD.flatten(0, 1), routing
+
+    return run
+
+
+def last_queries(
+    q_MHSC: Float[Tensor, "M H S C"],
+    k_MGKC: Float[Tensor, "M G K C"],
+    v_MGKC: Float[Tensor, "M G K C"],
+    window: int | None,
+) -> Float[Tensor, "M H S C"]:
+    """Causal attention of the last S of K positions."""
+    length, total = q_MHSC.shape[2], k_MGKC.shape[2]
+    row = torch.arange(total - length, total, device=q_MHSC.device)[:, None]
+    column = torch.arange(total, device=q_MHSC.device)
+    visible = column <= row
+    if window is not None:
+        visible &= row - column < window
+    gqa = q_MHSC.shape[1] != k_MGKC.shape[1]
+    return F.scaled_dot_product_attention(q_MHSC, k_MGKC, v_MGKC, attn_mask=visible, enable_gqa=gqa)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,24 +205,12 @@ class SuffixAttention:
         def take(x: Tensor, starts: list[int], size: int) -> Tensor:
             if members[-1] - members[0] + 1 == len(members):  # neighbours: a view
                 first = starts[members[0]]
-                return (
-                    x[first : first + len(members) * size]
-                    .view(len(members), size, *x.shape[1:])
-                    .transpose(1, 2)
-                )
+                return x[first : first + len(members) * size].view(len(members), size, *x.shape[1:]).transpose(1, 2)
             return torch.stack([x[starts[m] : starts[m] + size] for m in members]).transpose(1, 2)
 
         q_MHSC = take(q, self._starts_q, length)
         k_MGKC, v_MGKC = (take(x, self._starts_k, prefix + length) for x in (keys, values))
-        row = torch.arange(length, device=q.device)[:, None] + prefix
-        column = torch.arange(prefix + length, device=q.device)
-        visible = column <= row
-        if window is not None:
-            visible &= row - column < window
-        o_MHSC = F.scaled_dot_product_attention(
-            q_MHSC, k_MGKC, v_MGKC, attn_mask=visible, enable_gqa=q_MHSC.shape[1] != k_MGKC.shape[1]
-        )
-        o_MSHC = o_MHSC.transpose(1, 2)
+        o_MSHC = last_queries(q_MHSC, k_MGKC, v_MGKC, window).transpose(1, 2)
         for index, member in enumerate(members):
             start = self._starts_q[member]
             out[start : start + length] = o_MSHC[index]

@@ -39,9 +39,7 @@ def route_sequences(
     try:
         with torch.inference_mode():
             device = model.embed.weight.device
-            for members, tokens_BS, valid_BS in batches_by_length(
-                ids, tokenizer.pad_id, batch_tokens, device
-            ):
+            for members, tokens_BS, valid_BS in batches_by_length(ids, tokenizer.pad_id, batch_tokens, device):
                 output = model(tokens_BS, valid=valid_BS, compute_logits=False)
                 row_T, place_T = (axis.cpu().numpy() for axis in valid_BS.nonzero(as_tuple=True))
                 keep_T = valid_BS.reshape(-1).cpu().numpy()

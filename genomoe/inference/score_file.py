@@ -70,9 +70,7 @@ def score_file(
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     output = Path(output)
     if restart and world > 1:
-        raise GenoMoEError(
-            f"With several processes remove .{output.name}.scoring yourself instead of --restart."
-        )
+        raise GenoMoEError(f"With several processes remove .{output.name}.scoring yourself instead of --restart.")
     description = scorer.options.description
     with open_output(output, source, key=key, description=description) as trial:
         trial.discard()  # a wrong name, folder or key is found before anything is computed

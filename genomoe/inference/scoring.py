@@ -140,17 +140,11 @@ class VariantScorer:
         """
         checked = [[self.check(row, alt, where) for alt in row.alts] for row in rows]
         scores = self.score_variants(
-            [
-                variant
-                for found in checked
-                for variant, status in found
-                if variant is not None and status.has_score
-            ]
+            [variant for found in checked for variant, status in found if variant is not None and status.has_score]
         )
         remaining = iter(scores.tolist())
         return [
-            [(next(remaining) if status.has_score else math.nan, status) for _, status in found]
-            for found in checked
+            [(next(remaining) if status.has_score else math.nan, status) for _, status in found] for found in checked
         ]
 
     def score_variants(self, variants: Sequence[Variant]) -> np.ndarray:
@@ -159,7 +153,7 @@ class VariantScorer:
         for variant in variants:
             place.setdefault(variant, len(place))
         strands: tuple[Strand, ...] = ("+",) if self.options.strands == "fwd" else ("+", "-")
-        pairs = [self._pair(variant, strand) for strand in strands for variant in place]
+        pairs = [self.pair(variant, strand) for strand in strands for variant in place]
         scores = self._score_pairs(pairs).reshape(len(strands), -1).mean(axis=0)
         return scores[[place[variant] for variant in variants]] if variants else np.zeros(0)
 
@@ -198,7 +192,8 @@ class VariantScorer:
             return None, Status.ALLELE_TOO_LONG
         return variant, status
 
-    def _pair(self, variant: Variant, strand: Strand) -> Pair:
+    def pair(self, variant: Variant, strand: Strand) -> Pair:
+        """The windows of a variant on a strand as tokens, and which of them count."""
         window = self.rule.interval(variant, self.reference.contigs[variant.contig], strand)
         return self._tokens(haplotypes(variant, window, self.reference, strand=strand))
 
@@ -215,6 +210,4 @@ class VariantScorer:
             end = min(end, -(-(found.first + max(found.ref_allele, found.alt_allele)) // per))
         if self.options.downstream is not None:
             end = min(end, first + math.ceil(self.options.downstream / per))
-        return Pair(
-            ref=ref, alt=alt, first=min(first, end), end=end, ref_after=ref_after, alt_after=alt_after
-        )
+        return Pair(ref=ref, alt=alt, first=min(first, end), end=end, ref_after=ref_after, alt_after=alt_after)

@@ -90,4 +90,4 @@ class Attention(nn.Module):
                 window=self.window,
                 backend=kernels.attention,
             )
-        return self.out(o_THC.reshape(T, H * C))
+        return self.out(o_THC.reshape(-1, H * C))  # `attend` may return fewer rows

@@ -52,9 +52,7 @@ def test_traitgym(tmp_path, kind):
     path = tmp_path / f"test.{kind}"
     frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, sep="\t", index=False)
     table = load_benchmark("traitgym", path).table
-    assert table[
-        ["contig", "position", "ref", "alt", "label", "class", "group", "tss_dist"]
-    ].values.tolist() == [
+    assert table[["contig", "position", "ref", "alt", "label", "class", "group", "tss_dist"]].values.tolist() == [
         ["1", 100, "A", "G", 1, "dELS", "dELS_0", 5],
         ["X", 200, "C", "T", 0, "intron_variant", "dELS_0", 900],
     ]

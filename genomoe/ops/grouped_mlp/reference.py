@@ -37,7 +37,7 @@ def grouped_mlp_reference(
         token_N, choice_N = torch.where(expert_index_TK == expert)
         a_NI = activation(product(x_TD[token_N], w_up_E2ID[expert]))
         out_ND = product(a_NI, w_down_EDI[expert])
-        y_TD = y_TD.index_add(0, token_N, out_ND.float() * scores_TK[token_N, choice_N, None].float())
+        y_TD.index_add_(0, token_N, out_ND.float() * scores_TK[token_N, choice_N, None].float())
     return y_TD.to(x_TD.dtype)
 
 

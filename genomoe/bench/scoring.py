@@ -1,0 +1,367 @@
+"""Variants per second of our scoring beside a well-batched Hugging Face loop: same weights, windows and
+scores.
+
+The loop runs every window whole through `MixtralForCausalLM` in batches of as many tokens as ours, in the
+faster of its expert implementations, under inference mode with SDPA, and sums float32 log-softmax. It comes
+in two forms: a REF and an ALT window for every variant, and, stronger, each distinct REF window once.
+Windows are prepared before the clock starts for both, so the figures are of the model's work. Every row says
+how far the scores of both are apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from genomoe.genome.alphabet import NucleotideTokenizer
+from genomoe.genome.coordinates import Interval, Variant
+from genomoe.inference.engine import Pair, PairScorer
+from genomoe.inference.scoring import ScoringOptions, VariantScorer
+from genomoe.model.config import ModelConfig
+from genomoe.model.kernels import KernelOptions
+from genomoe.model.pretrained import export_mixtral
+from genomoe.model.transformer import GenoMoEModel
+
+__all__ = ["ScoringCase", "run_scoring", "scoring_cases"]
+
+Row = dict[str, Any]
+FORMS = ("ref-and-alt", "ref-once")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoringCase:
+    """What is scored with what."""
+
+    name: str
+    model: ModelConfig
+    window: int
+    window_mode: str
+    scattered: int | None = None
+    """So many SNVs at random places; None: every SNV of `saturated` neighbouring bases."""
+    saturated: int = 0
+    strands: str = "fwd"
+    batch_tokens: int = 16384
+
+    def variants(self, sequence: str) -> list[Variant]:
+        random = np.random.default_rng(1)
+        if self.scattered is not None:
+            places = np.sort(random.integers(self.window, len(sequence) - self.window, self.scattered))
+            return [Variant("bench", int(at), sequence[at], _other(sequence[at])) for at in places]
+        start = len(sequence) // 2 // self.window * self.window
+        return [
+            Variant("bench", at, sequence[at], alt)
+            for at in range(start, start + self.saturated)
+            for alt in "ACGT"
+            if alt != sequence[at]
+        ]
+
+
+class _Random:
+    """A contig of random bases."""
+
+    def __init__(self, length: int):
+        self.sequence = "".join(np.random.default_rng(0).choice(list("ACGT"), length))
+        self.contigs = {"bench": length}
+
+    def fetch(self, interval: Interval, pad: bool = False) -> bytes:
+        return self.sequence[interval.start : interval.end].encode()
+
+
+def scoring_cases(device: str) -> list[ScoringCase]:
+    """Scattered and saturated SNVs at a size fit for the device."""
+    if device == "cpu":
+        model = ModelConfig(
+            hidden_size=128,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=2,
+            head_size=32,
+            expert_size=256,
+            num_experts=8,
+            top_k=2,
+            max_context=1024,
+        )
+        common: dict[str, Any] = {"model": model, "window": 512}
+        return [
+            ScoringCase(name="scattered-centred", window_mode="centred", scattered=24, **common),
+            ScoringCase(
+                name="scattered-centred-both-strands",
+                window_mode="centred",
+                scattered=16,
+                strands="both",
+                **common,
+            ),
+            ScoringCase(name="saturation-block", window_mode="block", saturated=20, **common),
+        ]
+    model = ModelConfig.preset("genos-1.2b")
+    common = {"model": dataclasses.replace(model, vocab_size=16), "window": 8192, "batch_tokens": 262144}
+    return [
+        ScoringCase(name="scattered-centred", window_mode="centred", scattered=192, **common),
+        ScoringCase(name="saturation-block", window_mode="block", saturated=96, **common),
+    ]
+
+
+def run_scoring(
+    device: str,
+    *,
+    cases: Sequence[ScoringCase] | None = None,
+    repeats: int = 3,
+    precisions: Sequence[str] = ("bf16",),
+    time_budget: float | None = None,
+    report: Callable[[list[Row]], None] | None = None,
+) -> list[Row]:
+    """Rows of every case and implementation, also handed to `report` as they come.
+
+    Args:
+        device: "cpu" (float32) or a CUDA device (bfloat16 weights, and a float32 comparison of some scores).
+        repeats: the best of so many runs counts; all implementations run in turn.
+        precisions: of our expert products, one row each.
+        time_budget: seconds after which remaining measurements are recorded as not run.
+    """
+    rows: list[Row] = []
+    deadline = time.monotonic() + (time_budget or float("inf"))
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        if report is not None:
+            report(rows)
+
+    loop: _HuggingFaceLoop | None = None
+    ours: GenoMoEModel | None = None
+    shape: ModelConfig | None = None
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    for case in cases or scoring_cases(device):
+        if shape != case.model:
+            ours, loop = None, None
+            _free(device)
+            ours, shape = _model(case.model, device, dtype), case.model
+            loop = _HuggingFaceLoop(ours, device, dtype)
+        assert ours is not None
+        assert loop is not None
+        _run_case(case, ours, loop, device, repeats, precisions, deadline, add)
+    return rows
+
+
+def _run_case(
+    case: ScoringCase,
+    ours: GenoMoEModel,
+    loop: _HuggingFaceLoop,
+    device: str,
+    repeats: int,
+    precisions: Sequence[str],
+    deadline: float,
+    add: Callable[[Row], None],
+) -> None:
+    pairs = case_pairs(case, ours)
+    count = len(pairs) // (1 if case.strands == "fwd" else 2)
+    base = {
+        "case": case.name,
+        "window": case.window,
+        "window_mode": case.window_mode,
+        "strands": case.strands,
+        "variants": count,
+        "dtype": str(ours.embed.weight.dtype).removeprefix("torch."),
+    }
+    experts = loop.choose_experts(pairs, case.batch_tokens, device)
+    names: dict[str, Row] = {}
+    runs: dict[str, Callable[[], np.ndarray]] = {}
+    for form in FORMS:
+        name = f"huggingface-{form}"
+        names[name] = {"implementation": name, "experts": experts}
+        runs[name] = partial(loop.scores, pairs, case.batch_tokens, ref_once=form == "ref-once")
+    for precision in precisions:
+        names[precision] = {"implementation": "genomoe", "precision": precision}
+        runs[precision] = partial(_our_scores, ours, pairs, case.batch_tokens, precision)
+    seconds, scores, errors = _interleaved(runs, repeats, device, deadline)
+    expected = scores.get("huggingface-ref-and-alt")
+    for name, told in names.items():
+        row = {**base, **told}
+        if name in errors:
+            add({**row, "error": errors[name]})
+            continue
+        row |= {"seconds": round(seconds[name], 4), "variants_per_s": round(count / seconds[name], 2)}
+        if told["implementation"] == "genomoe":
+            for form in FORMS:
+                if f"huggingface-{form}" in seconds:
+                    ratio = seconds[f"huggingface-{form}"] / seconds[name]
+                    row[f"speedup_over_huggingface_{form.replace('-', '_')}"] = round(ratio, 3)
+            if expected is not None:
+                row["largest_score_difference"] = float(np.abs(scores[name] - expected).max())
+                row["score_deviation"] = float(np.std(expected))
+                row["score_correlation"] = float(np.corrcoef(scores[name], expected)[0, 1])
+            if device != "cpu" and name == "bf16" and time.monotonic() < deadline:
+                few = pairs[:: max(1, len(pairs) // 4)][:4]
+                row["largest_score_difference_float32"] = loop.float32_difference(ours, few)
+        add(row)
+
+
+def _our_scores(ours: GenoMoEModel, pairs: Sequence[Pair], batch_tokens: int, precision: str) -> np.ndarray:
+    kernels = ours.kernels
+    ours.kernels = dataclasses.replace(kernels, precision=precision)  # type: ignore[arg-type]
+    try:
+        return PairScorer(ours, "llr", unk_id=NucleotideTokenizer().unk_id, batch_tokens=batch_tokens)(pairs)
+    finally:
+        ours.kernels = kernels
+
+
+def _interleaved(
+    runs: dict[str, Callable[[], np.ndarray]], repeats: int, device: str, deadline: float
+) -> tuple[dict[str, float], dict[str, np.ndarray], dict[str, str]]:
+    """Least seconds and the scores of each run, or why there are none; every run once to warm up, then in
+    turn.
+
+    In turn, so that whatever else the machine does meets all of them alike.
+    """
+    seconds: dict[str, float] = {}
+    scores: dict[str, np.ndarray] = {}
+    errors: dict[str, str] = {}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            if name in errors or (time.monotonic() > deadline and name in seconds):
+                continue
+            if time.monotonic() > deadline:
+                errors[name] = "not run: the time budget was spent"
+                continue
+            try:
+                _wait(device)
+                start = time.perf_counter()
+                scores[name] = run()
+                _wait(device)
+                elapsed = time.perf_counter() - start
+            except (RuntimeError, ValueError) as error:
+                errors[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                continue
+            if turn:
+                seconds[name] = min(elapsed, seconds.get(name, elapsed))
+    for name in runs:
+        if name not in seconds and name not in errors:
+            errors[name] = "not run: the time budget was spent"
+    return seconds, scores, errors
+
+
+def case_pairs(case: ScoringCase, model: GenoMoEModel) -> list[Pair]:
+    """What both sides score, tokenised."""
+    reference = _Random(max(64 * case.window, 65536))
+    options = ScoringOptions(window=case.window, window_mode=case.window_mode, strands=case.strands)  # type: ignore[arg-type]
+    scorer = VariantScorer(model, NucleotideTokenizer(), reference, options)
+    variants = case.variants(reference.sequence)
+    return [
+        scorer.pair(variant, strand)
+        for strand in ("+-" if case.strands == "both" else "+")
+        for variant in variants
+    ]
+
+
+class _HuggingFaceLoop:
+    """`MixtralForCausalLM` with a model's weights, scoring whole windows in batches."""
+
+    def __init__(self, model: GenoMoEModel, device: str, dtype: torch.dtype):
+        import transformers
+
+        with tempfile.TemporaryDirectory() as folder:
+            export_mixtral(model, NucleotideTokenizer().to_dict(), f"{folder}/mixtral")
+            self.models = {
+                name: transformers.MixtralForCausalLM.from_pretrained(
+                    f"{folder}/mixtral", dtype=dtype, attn_implementation="sdpa", experts_implementation=name
+                )
+                .to(device)
+                .eval()
+                for name in ("grouped_mm", "eager")
+            }
+        self.choice: str | None = None
+
+    def choose_experts(self, pairs: Sequence[Pair], batch_tokens: int, device: str) -> str:
+        """The expert implementation that is faster on half a batch; the other is dropped."""
+        if self.choice is None:
+            few = pairs[: max(1, batch_tokens // len(pairs[0].ref) // 4)]
+            runs = {
+                name: partial(self._scores, model, few, batch_tokens, False)
+                for name, model in self.models.items()
+            }
+            seconds, _, _ = _interleaved(runs, 2, device, float("inf"))
+            self.choice = min(seconds, key=lambda name: seconds[name])
+            self.models = {self.choice: self.models[self.choice]}
+            _free(device)
+        return self.choice
+
+    def scores(self, pairs: Sequence[Pair], batch_tokens: int, *, ref_once: bool) -> np.ndarray:
+        """ALT minus REF log-likelihoods of whole windows."""
+        assert self.choice is not None
+        return self._scores(self.models[self.choice], pairs, batch_tokens, ref_once)
+
+    def float32_difference(self, ours: GenoMoEModel, pairs: Sequence[Pair]) -> float:
+        """Largest difference of a few scores when both sides compute in float32; the weights stay as they
+        are.
+        """
+        assert self.choice is not None
+        exact = _model_like(ours, torch.float32)
+        model = self.models[self.choice].float()
+        scores = PairScorer(exact, "llr", unk_id=NucleotideTokenizer().unk_id, batch_tokens=32768)(pairs)
+        expected = self._scores(model, pairs, 32768, False)
+        self.models[self.choice] = model.to(ours.embed.weight.dtype)
+        del exact
+        _free(str(ours.embed.weight.device))
+        return float(np.abs(scores - expected).max())
+
+    @torch.inference_mode()
+    def _scores(self, model: Any, pairs: Sequence[Pair], batch_tokens: int, ref_once: bool) -> np.ndarray:
+        windows = [pair.alt for pair in pairs]
+        place: dict[bytes, int] = {}
+        ref_at = []
+        for index, pair in enumerate(pairs):
+            key = pair.ref.tobytes() if ref_once else str(index).encode()
+            if key not in place:
+                place[key] = len(windows)
+                windows.append(pair.ref)
+            ref_at.append(place[key])
+        size = max(1, batch_tokens // len(windows[0]))
+        sums = []
+        for start in range(0, len(windows), size):
+            ids = torch.from_numpy(np.stack(windows[start : start + size])).to(model.device).long()
+            logits = model(input_ids=ids, use_cache=False).logits
+            log_p = F.log_softmax(logits[:, :-1].float(), dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
+            sums.append(log_p.double().sum(1))
+        likelihood = torch.cat(sums).cpu().numpy()
+        return likelihood[: len(pairs)] - likelihood[ref_at]
+
+
+def _model(config: ModelConfig, device: str, dtype: torch.dtype) -> GenoMoEModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GenoMoEModel(config, device=device, dtype=dtype, kernels=KernelOptions())
+    return model.eval().requires_grad_(False)
+
+
+def _model_like(model: GenoMoEModel, dtype: torch.dtype) -> GenoMoEModel:
+    other = GenoMoEModel(model.config, device=model.embed.weight.device, dtype=dtype)
+    other.load_state_dict(
+        {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in model.state_dict().items()
+        }
+    )
+    return other.eval().requires_grad_(False)
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def _free(device: str) -> None:
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def _other(base: str) -> str:
+    return "ACGT"["ACGT".index(base) - 1]
