@@ -56,7 +56,8 @@ class ScoringCase:
         if self.scattered is not None:
             places = np.sort(random.integers(self.window, len(sequence) - self.window, self.scattered))
             return [Variant("bench", int(at), sequence[at], _other(sequence[at])) for at in places]
-        start = len(sequence) // 2 // self.window * self.window
+        block = self.window // 4  # the middle of a block, whose suffixes are as long as those of the whole on average
+        start = len(sequence) // 2 // block * block + (block - self.saturated) // 2
         return [
             Variant("bench", at, sequence[at], alt)
             for at in range(start, start + self.saturated)
@@ -96,7 +97,7 @@ def scoring_cases(device: str) -> list[ScoringCase]:
             ScoringCase(
                 name="scattered-centred-both-strands",
                 window_mode="centred",
-                scattered=16,
+                scattered=8,
                 strands="both",
                 **common,
             ),
@@ -255,9 +256,7 @@ def case_pairs(case: ScoringCase, model: GenoMoEModel) -> list[Pair]:
     scorer = VariantScorer(model, NucleotideTokenizer(), reference, options)
     variants = case.variants(reference.sequence)
     return [
-        scorer.pair(variant, strand)
-        for strand in ("+-" if case.strands == "both" else "+")
-        for variant in variants
+        scorer.pair(variant, strand) for strand in ("+-" if case.strands == "both" else "+") for variant in variants
     ]
 
 
@@ -283,10 +282,7 @@ class _HuggingFaceLoop:
         """The expert implementation that is faster on half a batch; the other is dropped."""
         if self.choice is None:
             few = pairs[: max(1, batch_tokens // len(pairs[0].ref) // 4)]
-            runs = {
-                name: partial(self._scores, model, few, batch_tokens, False)
-                for name, model in self.models.items()
-            }
+            runs = {name: partial(self._scores, model, few, batch_tokens, False) for name, model in self.models.items()}
             seconds, _, _ = _interleaved(runs, 2, device, float("inf"))
             self.choice = min(seconds, key=lambda name: seconds[name])
             self.models = {self.choice: self.models[self.choice]}
@@ -344,10 +340,7 @@ def _model(config: ModelConfig, device: str, dtype: torch.dtype) -> GenoMoEModel
 def _model_like(model: GenoMoEModel, dtype: torch.dtype) -> GenoMoEModel:
     other = GenoMoEModel(model.config, device=model.embed.weight.device, dtype=dtype)
     other.load_state_dict(
-        {
-            name: value.to(dtype) if value.is_floating_point() else value
-            for name, value in model.state_dict().items()
-        }
+        {name: value.to(dtype) if value.is_floating_point() else value for name, value in model.state_dict().items()}
     )
     return other.eval().requires_grad_(False)
 
