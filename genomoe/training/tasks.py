@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from genomoe.data import tables
 from genomoe.genome.alphabet import reverse_complement
 from genomoe.genome.coordinates import Interval, Variant
 from genomoe.genome.errors import GenoMoEError
@@ -23,7 +24,7 @@ from genomoe.genome.variants import CentredWindow, ContigNames, check_alleles, h
 from genomoe.training.options import ConfigError, Options
 
 SPLITS = ("train", "validation", "test")
-ROLES = ("sequence", "contig", "position", "ref", "alt", "label", "split", "group")
+ROLES = ("sequence", "contig", "position", "ref", "alt", "start", "end", "strand", "label", "split", "group")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,15 @@ class TaskConfig(Options):
     layout: str | None = None
     """A published layout that is turned into the usual columns: see `genomoe.evaluation.benchmarks`."""
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Role to column name, where they differ. Roles: sequence, or contig, position, ref and alt; label;
-    split; group.
+    """Role to column name, where they differ. Roles: sequence, or contig, position, ref and alt, or contig, start,
+    end (0-based, half-open) and strand; label; split; group.
     """
     kind: str = "regression"
     """regression or classification (labels are classes, any values)."""
     input: str = "sequence"
-    """sequence: each row's own; variant: the ALT window of the reference; pair: its REF and ALT windows."""
+    """sequence: each row's own; interval: that of the reference, `window` bases around its centre; variant: the ALT
+    window of the reference; pair: its REF and ALT windows.
+    """
     reference: str | None = None
     """FASTA of variants, or of the place that sequences take (`locus`)."""
     locus: str | None = None
@@ -50,7 +53,7 @@ class TaskConfig(Options):
     flank: int = 0
     """Bases of the reference read on each side of a sequence."""
     window: int = 512
-    """Bases around a variant."""
+    """Bases around a variant or an interval's centre."""
     splits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """{train: NAME, validation: NAME, test: NAME} of the split column, or {by: contig, validation: [...],
     test: [...]}, or {by: random, validation: 0.1, test: 0.1}.
@@ -62,13 +65,13 @@ class TaskConfig(Options):
 
     def __post_init__(self) -> None:
         self.require_choice("kind", ("regression", "classification"))
-        self.require_choice("input", ("sequence", "variant", "pair"))
+        self.require_choice("input", ("sequence", "interval", "variant", "pair"))
         self.require_count("flank", minimum=0)
         self.require_count("window", minimum=2)
         unknown = sorted(set(self.columns) - set(ROLES))
         self.require(not unknown, "columns", f"a mapping from {', '.join(ROLES)}")
         if self.input != "sequence" or self.locus is not None:
-            self.require(self.reference is not None, "reference", "a FASTA file for variants or a locus")
+            self.require(self.reference is not None, "reference", "a FASTA file for variants, intervals or a locus")
 
     def column(self, role: str) -> str:
         return self.columns.get(role, role)
@@ -100,14 +103,11 @@ class TaskData:
 
 
 def read_table(path: str) -> pd.DataFrame:
-    """A table by its name's end."""
+    """A table by its name's end: CSV, TSV, Parquet or BED."""
     file = resolve_path(path)
     if not file.is_file():
         raise GenoMoEError(f"There is no table {file}; task.table names it.")
-    name = file.name.lower()
-    if name.endswith(".parquet"):
-        return pd.read_parquet(file)
-    return pd.read_csv(file, sep="," if ".csv" in name else "\t", dtype={"contig": str, "chrom": str})
+    return tables.read_table(file)
 
 
 def build_task(task: TaskConfig, table: pd.DataFrame, *, seed: int = 0) -> TaskData:
@@ -116,7 +116,8 @@ def build_task(task: TaskConfig, table: pd.DataFrame, *, seed: int = 0) -> TaskD
     Rows without a label, or whose variant has no sequence, are left out and counted. Raises ConfigError if a
     column or a split is missing, GenoMoEError if sequences of a locus differ in length from it.
     """
-    needed = ["label", *(["sequence"] if task.input == "sequence" else ["contig", "position", "ref", "alt"])]
+    inputs = {"sequence": ["sequence"], "interval": ["contig", "start", "end"]}
+    needed = ["label", *inputs.get(task.input, ["contig", "position", "ref", "alt"])]
     for role in needed:
         if task.column(role) not in table.columns:
             raise ConfigError(
@@ -133,6 +134,12 @@ def build_task(task: TaskConfig, table: pd.DataFrame, *, seed: int = 0) -> TaskD
     ref: list[bytes] | None = None
     if task.input == "sequence":
         alt, centre = _sequences(task, table[task.column("sequence")].iloc[rows].astype(str).tolist())
+    elif task.input == "interval":
+        assert task.reference is not None
+        names = {role: task.column(role) for role in ROLES}
+        intervals = tables.table_intervals(task.table, table.iloc[rows], names, one_based=False)
+        letters = tables.interval_letters(task.table, intervals, Reference(task.reference), task.window)
+        alt = [text.upper() for text in letters]
     else:
         alt, ref, kept, reasons = _windows(task, table.iloc[rows])
         rows, dropped = rows[kept], dropped | reasons

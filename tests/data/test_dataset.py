@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import write_fasta
+from small_corpora import write_fasta
 
 from genomoe.data.build import build_corpus
 from genomoe.data.datamodule import BatchLoader, GenomeDataModule

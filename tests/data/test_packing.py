@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import random_letters, write_fasta
+from small_corpora import random_letters, write_fasta
 
 from genomoe.data.dataset import StreamingGenomeDataset
 from genomoe.data.fasta_corpus import FastaCorpus

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from conftest import write_fasta
+from small_corpora import write_fasta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

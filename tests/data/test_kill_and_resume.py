@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import random_letters, write_fasta
+from small_corpora import random_letters, write_fasta
 
 SCRIPT = Path(__file__).with_name("train_and_log.py")
 ROOT = Path(__file__).parents[2]
