@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import glob
 import os
+import warnings
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from genomoe.genome.alphabet import IUPAC
 from genomoe.genome.compression import open_stream, require_file
 from genomoe.genome.errors import GenoMoEError, InputError
 from genomoe.genome.fasta_parser import Header, Record, Report, raise_on_error, scan_fasta
+
+if TYPE_CHECKING:
+    from Bio.SeqRecord import SeqRecord
 
 BUNDLED = "bundled:"
 """Prefix of a path inside the package's own small data sets, such as ``bundled:yeast/...fna.gz``."""
@@ -102,12 +107,20 @@ def read_genbank(path: str | os.PathLike[str]) -> Iterator[Record]:
     with open_stream(checked) as stream:
         text = io.TextIOWrapper(io.BufferedReader(_Raw(stream)), encoding="utf-8", errors="replace")
         try:
-            for record in SeqIO.parse(text, "genbank"):
+            records = SeqIO.parse(text, "genbank")
+            while (record := _next_record(records, path)) is not None:
                 name = record.id if record.id not in ("", "<unknown id>", "unknown") else record.name
                 if name in seen:
                     raise InputError(f"{path}: the record name {name!r} is used twice; each must be unique.")
                 seen.add(name)
-                yield Record(Header(name, record.description, 0), bytes(record.seq).upper())
+                letters = bytes(record.seq).upper()
+                wrong = letters.translate(None, IUPAC)
+                if wrong:
+                    raise InputError(
+                        f"{path}: record {name!r} holds {chr(wrong[0])!r}, which is no nucleotide code; "
+                        "is it a protein record?"
+                    )
+                yield Record(Header(name, record.description, 0), letters)
         except UndefinedSequenceError:
             raise InputError(
                 f"{path}: a record has no sequence (no ORIGIN block); fetch the full GenBank record."
@@ -118,6 +131,17 @@ def read_genbank(path: str | os.PathLike[str]) -> Iterator[Record]:
             raise InputError(f"{path}: not readable as GenBank ({error}).") from None
     if not seen:
         raise InputError(f"{path}: no GenBank record in it; a record starts with LOCUS.")
+
+
+def _next_record(records: Iterator[SeqRecord], path: str | os.PathLike[str]) -> SeqRecord | None:
+    """The next record; a length other than its LOCUS line says, which Biopython only warns of, is an error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record = next(records, None)
+    for warning in caught:
+        if "Expected sequence length" in str(warning.message):
+            raise InputError(f"{path}: {str(warning.message).rstrip('.')} as the LOCUS line has it; fetch it again.")
+    return record
 
 
 def _raw_class() -> type:
