@@ -4,8 +4,9 @@ scores.
 The loop runs every window whole through `MixtralForCausalLM` in batches of as many tokens as ours, in the
 faster of its expert implementations, under inference mode with SDPA, and sums float32 log-softmax. It comes
 in two forms: a REF and an ALT window for every variant, and, stronger, each distinct REF window once.
-Windows are prepared before the clock starts for both, so the figures are of the model's work. Every row says
-how far the scores of both are apart.
+Windows are prepared before the clock starts for both, so the figures are of the model's work. On a CPU the
+clock is the process's own CPU time, which other processes do not disturb (run it with one thread:
+OMP_NUM_THREADS=1). Every row of ours says how far the scores of both are apart.
 """
 
 from __future__ import annotations
@@ -171,6 +172,8 @@ def _run_case(
         "strands": case.strands,
         "variants": count,
         "dtype": str(ours.embed.weight.dtype).removeprefix("torch."),
+        "clock": "process CPU time" if device == "cpu" else "wall",
+        "threads": torch.get_num_threads(),
     }
     experts = loop.choose_experts(pairs, case.batch_tokens, device)
     names: dict[str, Row] = {}
@@ -225,6 +228,7 @@ def _interleaved(
     seconds: dict[str, float] = {}
     scores: dict[str, np.ndarray] = {}
     errors: dict[str, str] = {}
+    clock = time.process_time if device == "cpu" else time.perf_counter
     for turn in range(repeats + 1):
         for name, run in runs.items():
             if name in errors or (time.monotonic() > deadline and name in seconds):
@@ -234,10 +238,10 @@ def _interleaved(
                 continue
             try:
                 _wait(device)
-                start = time.perf_counter()
+                start = clock()
                 scores[name] = run()
                 _wait(device)
-                elapsed = time.perf_counter() - start
+                elapsed = clock() - start
             except (RuntimeError, ValueError) as error:
                 errors[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 continue
