@@ -107,8 +107,8 @@ def scoring_cases(device: str) -> list[ScoringCase]:
     model = ModelConfig.preset("genos-1.2b")
     common = {"model": dataclasses.replace(model, vocab_size=16), "window": 8192, "batch_tokens": 262144}
     return [
-        ScoringCase(name="scattered-centred", window_mode="centred", scattered=192, **common),
-        ScoringCase(name="saturation-block", window_mode="block", saturated=96, **common),
+        ScoringCase(name="scattered-centred", window_mode="centred", scattered=64, **common),
+        ScoringCase(name="saturation-block", window_mode="block", saturated=24, **common),
     ]
 
 
@@ -204,7 +204,10 @@ def _run_case(
                 row["score_correlation"] = float(np.corrcoef(scores[name], expected)[0, 1])
             if device != "cpu" and name == "bf16" and time.monotonic() < deadline:
                 few = pairs[:: max(1, len(pairs) // 4)][:4]
-                row["largest_score_difference_float32"] = loop.float32_difference(ours, few)
+                try:
+                    row["largest_score_difference_float32"] = loop.float32_difference(ours, few)
+                except (RuntimeError, ValueError) as error:
+                    row["float32_error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         add(row)
 
 
@@ -305,8 +308,10 @@ class _HuggingFaceLoop:
         assert self.choice is not None
         exact = _model_like(ours, torch.float32)
         model = self.models[self.choice].float()
+        model.set_experts_implementation("eager")  # its grouped product is of bfloat16 only
         scores = PairScorer(exact, "llr", unk_id=NucleotideTokenizer().unk_id, batch_tokens=32768)(pairs)
         expected = self._scores(model, pairs, 32768, False)
+        model.set_experts_implementation(self.choice)
         self.models[self.choice] = model.to(ours.embed.weight.dtype)
         del exact
         _free(str(ours.embed.weight.device))

@@ -13,6 +13,7 @@ import torch
 from genomoe.genome.coordinates import Interval, Variant
 from genomoe.genome.fasta import Reference
 from genomoe.genome.variant_files import open_variants
+from genomoe.genome.variants import Status
 from genomoe.inference.journal import Journal, JournalError
 from genomoe.inference.score_file import score_file
 from genomoe.inference.scoring import ScoringOptions
@@ -31,9 +32,7 @@ def log_likelihood(predictor, sequence: str) -> float:
     ids = torch.from_numpy(predictor.tokenizer.encode(sequence)).long()
     with torch.inference_mode():
         log_p = predictor.model(ids[None]).logits[0].double().log_softmax(-1)
-    return sum(
-        float(log_p[i - 1, ids[i]]) for i in range(1, len(ids)) if ids[i] != predictor.tokenizer.unk_id
-    )
+    return sum(float(log_p[i - 1, ids[i]]) for i in range(1, len(ids)) if ids[i] != predictor.tokenizer.unk_id)
 
 
 @pytest.mark.parametrize("strands", ["fwd", "both"])
@@ -141,12 +140,8 @@ def test_rows_without_a_score_say_why(predictor, fasta, sequences):
 def test_ref_mismatch_and_unknown_contig_stop_with_the_line(predictor, fasta, tmp_path, sequences):
     a = sequences["chr1"][10]
     path = tmp_path / "in.vcf"
-    path.write_text(
-        f"##x\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\nchr1\t11\t.\t{other(a)}\t{a}\t.\t.\t.\n"
-    )
-    with pytest.raises(
-        ValueError, match=r"in\.vcf, line 3: REF of chr1:11 is ., the reference has .*assembly"
-    ):
+    path.write_text(f"##x\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\nchr1\t11\t.\t{other(a)}\t{a}\t.\t.\t.\n")
+    with pytest.raises(ValueError, match=r"in\.vcf, line 3: REF of chr1:11 is ., the reference has .*assembly"):
         predictor.score_variants(path, fasta, window=64)
     path.write_text(path.read_text().replace("chr1\t11", "chr10\t11"))
     with pytest.raises(ValueError, match=r"in\.vcf, line 3: Contig 'chr10' .*nearest are chr1"):
@@ -161,31 +156,22 @@ def test_substituted_ref_scores_as_in_a_reference_that_has_it(predictor, fasta, 
     variant = Variant("chr1", 150, ref, alt)
     got = score(predictor, fasta, variant, ref_mismatch="substitute")
     assert got["status"][0] == "ref_substituted"
-    assert got["score"][0] == pytest.approx(
-        score(predictor, tmp_path / "edited.fa", variant)["score"][0], abs=1e-6
-    )
+    assert got["score"][0] == pytest.approx(score(predictor, tmp_path / "edited.fa", variant)["score"][0], abs=1e-6)
 
 
 def test_n_in_the_window_and_case_do_not_break_a_score(predictor, fasta, sequences, tmp_path):
-    near_n = score(
-        predictor, fasta, Variant("chr1", 295, sequences["chr1"][295], other(sequences["chr1"][295]))
-    )
+    near_n = score(predictor, fasta, Variant("chr1", 295, sequences["chr1"][295], other(sequences["chr1"][295])))
     assert math.isfinite(near_n["score"][0])
     (tmp_path / "upper.fa").write_text(f">chr1\n{sequences['chr1'].upper()}\n")
     variant = Variant("chr1", 600, sequences["chr1"][600].upper(), other(sequences["chr1"][600]))
-    assert (
-        score(predictor, fasta, variant)["score"][0]
-        == score(predictor, tmp_path / "upper.fa", variant)["score"][0]
-    )
+    assert score(predictor, fasta, variant)["score"][0] == score(predictor, tmp_path / "upper.fa", variant)["score"][0]
 
 
 @pytest.mark.parametrize("mode", ["centred", "block"])
 def test_mutagenesis_is_score_variants(predictor, fasta, sequences, mode):
     table = predictor.mutagenesis("chr1:140-149", fasta, window=64, window_mode=mode)
     assert len(table) == 30
-    variants = [
-        Variant("chr1", p - 1, r, a) for p, r, a in zip(table.position, table.ref, table.alt, strict=True)
-    ]
+    variants = [Variant("chr1", p - 1, r, a) for p, r, a in zip(table.position, table.ref, table.alt, strict=True)]
     again = score(predictor, fasta, *reversed(variants), window_mode=mode)
     np.testing.assert_allclose(table["score"], again["score"][::-1], atol=1e-5)
 
@@ -285,3 +271,36 @@ def test_options_are_described_for_the_header():
     text = ScoringOptions(score="jsd", downstream=40).description
     assert "Jensen-Shannon" in text
     assert "40 bases" in text
+
+
+@pytest.mark.slow
+def test_memory_is_flat_on_a_long_file(tmp_path):
+    """200,000 rows take hardly more than 20,000: nothing is kept but one place a chunk."""
+    import tracemalloc
+
+    class Constant:
+        """A scorer that costs nothing."""
+
+        options = ScoringOptions()
+
+        class names:
+            @staticmethod
+            def find(name):
+                return name
+
+        @staticmethod
+        def score_rows(rows, where):
+            return [[(0.5, Status.OK)] * len(row.alts) for row in rows]
+
+    peaks = []
+    for size in (20_000, 200_000):
+        path, out = tmp_path / f"{size}.vcf", tmp_path / f"{size}.vcf.gz"
+        with open(path, "w") as file:
+            file.write("##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n")
+            file.writelines(f"chr1\t{i + 1}\t.\tA\tC\t.\t.\t.\n" for i in range(size))
+        tracemalloc.start()
+        summary = score_file(Constant(), open_variants(path), out, model_id="", reference=path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert summary.rows == size
+    assert peaks[1] < peaks[0] + 1_000_000
