@@ -11,6 +11,7 @@ OMP_NUM_THREADS=1). Every row of ours says how far the scores of both are apart.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import tempfile
@@ -302,18 +303,14 @@ class _HuggingFaceLoop:
         return self._scores(self.models[self.choice], pairs, batch_tokens, ref_once)
 
     def float32_difference(self, ours: GenoMoEModel, pairs: Sequence[Pair]) -> float:
-        """Largest difference of a few scores when both sides compute in float32; the weights stay as they
-        are.
-        """
+        """Largest difference of a few scores when copies of both sides compute in float32."""
         assert self.choice is not None
         exact = _model_like(ours, torch.float32)
-        model = self.models[self.choice].float()
+        model = copy.deepcopy(self.models[self.choice]).float()
         model.set_experts_implementation("eager")  # its grouped product is of bfloat16 only
         scores = PairScorer(exact, "llr", unk_id=NucleotideTokenizer().unk_id, batch_tokens=32768)(pairs)
         expected = self._scores(model, pairs, 32768, False)
-        model.set_experts_implementation(self.choice)
-        self.models[self.choice] = model.to(ours.embed.weight.dtype)
-        del exact
+        del exact, model
         _free(str(ours.embed.weight.device))
         return float(np.abs(scores - expected).max())
 
@@ -343,6 +340,9 @@ def _model(config: ModelConfig, device: str, dtype: torch.dtype) -> GenoMoEModel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GenoMoEModel(config, device=device, dtype=dtype, kernels=KernelOptions())
+    with torch.no_grad():  # our routers are float32 always: rounded, so that both sides have the same weights
+        for layer in model.layers:
+            layer.moe.router.weight.copy_(layer.moe.router.weight.to(dtype))
     return model.eval().requires_grad_(False)
 
 

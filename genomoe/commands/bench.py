@@ -58,7 +58,10 @@ def run_scoring(
     ]
     console = Console(stderr=True)
     report = _reporter(out, SCORING_COLUMNS, console)
-    rows = scoring.run_scoring(device, cases=cases, precisions=precisions, time_budget=time_budget, report=report)
+    repeats = 3 if device == "cpu" else 2
+    rows = scoring.run_scoring(
+        device, cases=cases, repeats=repeats, precisions=precisions, time_budget=time_budget, report=report
+    )
     Console(width=220).print(rows_table(rows, SCORING_COLUMNS, "genomoe bench scoring"))
     if out is not None:
         console.print(f"written: {out}")
