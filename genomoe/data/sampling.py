@@ -68,8 +68,8 @@ class SamplingConfig:
     """Bases between window starts; None means `window`, so that windows don't overlap."""
     mode: Literal["stride", "random"] = "random"
     """'stride' cuts windows on a fixed grid from each segment's start, the last one short, so that every base is
-    covered. 'random' without replacement cuts the whole windows that fit, on a grid shifted anew each epoch, and
-    leaves out the remainder (less than a window, another stretch each epoch); with replacement windows start
+    covered. 'random' without replacement cuts whole windows on a grid shifted anew each epoch, and leaves out what
+    is over at the two ends (less than two windows, another stretch each epoch); with replacement windows start
     anywhere. A segment shorter than the window always gives one window of its own length."""
     replacement: bool = False
     """False: every window of the grid once an epoch. True: independent draws by source weight."""
@@ -129,8 +129,9 @@ class _Grid:
     """The windows of every segment on its grid, numbered along the global axis.
 
     A segment no longer than a window gives one window of its own length. A longer one gives, with `covering`, windows
-    at 0, stride, 2 stride, ... of which the last is cut short at the segment's end; without it, the whole windows that
-    fit, shifted by part of the slack: the number of windows is then the same in every epoch.
+    at 0, stride, 2 stride, ... of which the last is cut short at the segment's end; without it, whole windows, shifted
+    by part of the slack. Where a segment has room for five windows or more, one is given up if need be, so that the
+    slack allows every shift. The number of windows is the same in every epoch.
     """
 
     def __init__(
@@ -145,7 +146,10 @@ class _Grid:
         self.segments, self.window, self.stride = segments, window, stride
         lengths = segments.ends - segments.starts
         reach = np.maximum(lengths - window, 0)
-        steps = np.minimum(-(-reach // stride), (lengths - 1) // stride) if covering else reach // stride
+        if covering:
+            steps = np.minimum(-(-reach // stride), (lengths - 1) // stride)
+        else:
+            steps = np.where(reach >= 4 * stride, (reach - stride + 1) // stride, reach // stride)
         self.counts = 1 + steps
         slack = np.maximum(reach - steps * stride, 0)
         self.phases = (slack_part * (slack + 1)).astype(np.int64)
