@@ -471,6 +471,7 @@ def bench_layer(
         list[str] | None, typer.Option(help="Shell pattern of implementation/precision/save [default: all]")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs, of which the median counts.")] = 7,
+    limit_s: Annotated[int, typer.Option(min=1, help="Seconds an implementation may take for a case.")] = 120,
 ) -> None:
     """One MoE layer, ours and every installed peer's: time, TFLOP/s, memory kept and at the peak, errors.
 
@@ -478,7 +479,7 @@ def bench_layer(
     """
     from genomoe.commands.bench import run_layers
 
-    run_layers(out=out, cases=case or [], only=only or [], repeats=repeats)
+    run_layers(out=out, cases=case or [], only=only or [], repeats=repeats, limit_s=limit_s)
 
 
 @bench.command("step")

@@ -10,10 +10,13 @@ Axis legend: T tokens, D hidden size, E experts, K experts chosen per token, I e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import gc
-from collections.abc import Callable, Sequence
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,10 +58,10 @@ CASES = (
     ),
 )
 OURS = (
-    ("bf16", "bf16", None), ("bf16", "mxfp8", None), ("bf16", "recompute", None),
-    ("fp8", "mxfp8", None), ("fp8", "recompute", None), ("fp8", "mxfp8", 8192), ("mxfp8", "mxfp8", None),
+    ("fp8", "mxfp8", None), ("bf16", "bf16", None), ("bf16", "recompute", None), ("fp8", "recompute", None),
+    ("fp8", "recompute", 8192), ("mxfp8", "mxfp8", None),
 )  # fmt: skip
-"""(precision, save, chunk_tokens) of the fused backend."""
+"""(precision, save, chunk_tokens) of the fused backend, beside bf16 products with MXFP8 kept."""
 CHECKED_TOKENS = 256
 
 
@@ -133,11 +136,17 @@ def relative_errors(
 
 
 def measure(
-    case: LayerCase, tensors: Tensors, make: Callable[[Tensor, Tensor], tuple[Layer, list[Tensor]]], repeats: int
+    case: LayerCase,
+    tensors: Tensors,
+    make: Callable[[Tensor, Tensor], tuple[Layer, list[Tensor]]],
+    *,
+    repeats: int,
+    limit_s: int,
 ) -> dict[str, Any]:
     """Figures of one implementation, or why there are none."""
     try:
-        return _measure(case, tensors, make, repeats)
+        with time_limit(limit_s):
+            return _measure(case, tensors, make, repeats)
     except Exception as error:
         # a package that is missing, an unsupported device or shape, out of memory: said in the row
         first_line = str(error).splitlines()[0] if str(error) else ""
@@ -145,6 +154,22 @@ def measure(
     finally:
         gc.collect()
         torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """TimeoutError after so many seconds: some peers tune themselves for minutes. Main thread only."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def _measure(case: LayerCase, tensors: Tensors, make: Callable[..., Any], repeats: int) -> dict[str, Any]:
@@ -220,18 +245,23 @@ def ours(backend: str, precision: str, save: str, chunk_tokens: int | None) -> C
 
 
 def implementations() -> list[tuple[dict[str, Any], Callable[..., Any]]]:
-    """What is compared: labels of the row, and how to make the layer. Neighbours in the list are close in time."""
+    """What is compared: labels of the row, and how to make the layer, the closest rivals next to each other."""
     rows: list[tuple[dict[str, Any], Callable[..., Any]]] = []
+    labels = {"implementation": "genomoe-fused", "precision": "bf16", "save": "mxfp8", "chunk_tokens": None}
+    rows.append((labels, ours("fused", "bf16", "mxfp8", None)))
+    rows.append((_peer_labels("sonicmoe"), PEERS["sonicmoe"]))
     for precision, save, chunk in OURS:
         labels = {"implementation": "genomoe-fused", "precision": precision, "save": save, "chunk_tokens": chunk}
         rows.append((labels, ours("fused", precision, save, chunk)))
     for backend, precision in (("grouped_mm", "bf16"), ("te", "bf16"), ("te", "fp8")):
         labels = {"implementation": f"genomoe-{backend}", "precision": precision, "save": "bf16", "chunk_tokens": None}
         rows.append((labels, ours(backend, precision, "bf16", None)))
-    for name, make in PEERS.items():
-        precision = "fp8" if "fp8" in name else "bf16"
-        rows.append(({"implementation": name, "precision": precision, "save": "its own", "chunk_tokens": None}, make))
-    return rows
+    return rows + [(_peer_labels(name), make) for name, make in PEERS.items() if name != "sonicmoe"]
+
+
+def _peer_labels(name: str) -> dict[str, Any]:
+    precision = "fp8" if "fp8" in name else "bf16"
+    return {"implementation": name, "precision": precision, "save": "its own", "chunk_tokens": None}
 
 
 def run_layers(
@@ -239,6 +269,7 @@ def run_layers(
     only_cases: Sequence[str] = (),
     only: Sequence[str] = (),
     repeats: int = 7,
+    limit_s: int = 120,
     report: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
     """Measure every implementation on every case and call ``report`` with all rows so far after each.
@@ -247,6 +278,7 @@ def run_layers(
         only_cases: shell patterns of case names.
         only: shell patterns of implementation/precision/save.
         repeats: timed runs, after three warm-ups.
+        limit_s: seconds an implementation may take for a case, compilation included.
     """
     device = torch.device("cuda")
     rows: list[dict[str, Any]] = []
@@ -258,7 +290,10 @@ def run_layers(
             name = f"{labels['implementation']}/{labels['precision']}/{labels['save']}"
             if only and not any(fnmatch.fnmatch(name, pattern) for pattern in only):
                 continue
-            rows.append({"case": case.name, **labels, **measure(case, tensors, make, repeats)})
+            started = time.perf_counter()
+            figures = measure(case, tensors, make, repeats=repeats, limit_s=limit_s)
+            seconds = round(time.perf_counter() - started, 1)
+            rows.append({"case": case.name, **labels, **figures, "wall_s": seconds})
             report(rows)
         del tensors
     if not rows:

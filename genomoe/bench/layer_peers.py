@@ -9,6 +9,7 @@ Axis legend: T tokens, D hidden size, E experts, K experts chosen per token, I e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -40,19 +41,27 @@ def hugging_face(implementation: str) -> Callable[[Tensor, Tensor], tuple[Layer,
     return make
 
 
-def torch_grouped(w_up: Tensor, w_down: Tensor) -> tuple[Layer, list[Tensor]]:
-    """Two `torch.nn.functional.grouped_mm` with compiled activation and combination, as an expert would write today."""
-    E = w_up.shape[0]
-    w_up, w_down = (weight.detach().requires_grad_() for weight in (w_up, w_down))
+@functools.cache
+def _compiled_passes() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Activation with scores, and the sum over choices."""
 
-    @torch.compile(dynamic=False)
+    @torch.compile
     def activation(h: Tensor, scores: Tensor) -> Tensor:
         gate, up = h.chunk(2, -1)
         return (F.silu(gate.float()) * up.float() * scores[:, None]).to(h.dtype)
 
-    @torch.compile(dynamic=False)
+    @torch.compile
     def combine(y: Tensor, inverse: Tensor, T: int, K: int) -> Tensor:
         return y[inverse].view(T, K, -1).sum(1)
+
+    return activation, combine
+
+
+def torch_grouped(w_up: Tensor, w_down: Tensor) -> tuple[Layer, list[Tensor]]:
+    """Two `torch.nn.functional.grouped_mm` with compiled activation and combination, as an expert would write today."""
+    E = w_up.shape[0]
+    w_up, w_down = (weight.detach().requires_grad_() for weight in (w_up, w_down))
+    activation, combine = _compiled_passes()
 
     def layer(x: Tensor, index: Tensor, scores: Tensor) -> Tensor:
         T, K = index.shape
@@ -79,8 +88,32 @@ def liger(w_up: Tensor, w_down: Tensor) -> tuple[Layer, list[Tensor]]:
     )
 
 
+SONIC_TILES = ((128, 192, True), (256, 128, False), (128, 256, False), (128, 128, True))
+"""(rows, columns, ping-pong) that SonicMoE's products are tuned over here: its default and the usual best ones. Its own
+list has 20 to 40 tiles for each of six products, whose compilation takes minutes for every layer shape."""
+
+
+def _bound_sonic_tuning() -> None:
+    from quack import gemm_interface
+    from quack.autotuner import AutotuneConfig
+    from quack.gemm_config import GemmConfig
+
+    configs = [
+        AutotuneConfig(
+            config=GemmConfig(
+                tile_m=rows, tile_n=columns, pingpong=pingpong, cluster_m=2, cluster_n=1, swap_ab=False,
+                device_capacity=9, is_dynamic_persistent=False,
+            )
+        )
+        for rows, columns, pingpong in SONIC_TILES
+    ]  # fmt: skip
+    for name in ("gemm_tuned", "gemm_gated_tuned", "gemm_dgated_tuned"):
+        getattr(gemm_interface, name).configs = configs
+
+
 def sonic(w_up: Tensor, w_down: Tensor) -> tuple[Layer, list[Tensor]]:
     """SonicMoE (arXiv 2512.14080), given the routing."""
+    _bound_sonic_tuning()
     from sonicmoe import moe_general_routing_inputs
     from sonicmoe.enums import ActivationType
 

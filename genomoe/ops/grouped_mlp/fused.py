@@ -42,7 +42,16 @@ def fused(
     chunk_tokens: int | None = None,
 ) -> Float[Tensor, "T D"]:
     """See `genomoe.ops.grouped_mlp.grouped_mlp`. Needs Triton, bfloat16 and widths that are multiples of 32."""
-    return _Fused.apply(x_TD, w_up_E2ID, w_down_EDI, expert_index_TK, scores_TK, precision, save, chunk_tokens)
+    return _Fused.apply(
+        x_TD.contiguous(),
+        w_up_E2ID.contiguous(),
+        w_down_EDI.contiguous(),
+        expert_index_TK,
+        scores_TK,
+        precision,
+        save,
+        chunk_tokens,
+    )
 
 
 class _Fused(torch.autograd.Function):
@@ -53,14 +62,16 @@ class _Fused(torch.autograd.Function):
         ctx.chunks = _chunks(x.shape[0], chunk_tokens)
         kept: list[Tensor | None] = []
         out = torch.empty_like(x)
+        up_weight, down_weight = products.prepare(w_up), products.prepare(w_down)
         save_now = save if save != "recompute" and any(ctx.needs_input_grad[:5]) else None
         for start, end in ctx.chunks:
             layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
-            activation, saved = products.up(x[start:end], w_up, layout, save_now)
-            y = products.down(activation, w_down, layout)
+            activation, saved = products.up(x[start:end], up_weight, layout, save_now)
+            y = products.down(activation, down_weight, layout)
             combine_rows(y, layout, out=out[start:end])
             if save_now:
                 kept += [*layout, *saved]
+            del activation, y, layout, saved  # not to be held while the next chunk runs
         ctx.save_for_backward(x, w_up, w_down, index, scores, *kept)
         return out
 
@@ -70,6 +81,8 @@ class _Fused(torch.autograd.Function):
         x, w_up, w_down, index, scores, *kept = ctx.saved_tensors
         dy = dy.contiguous()  # the gradient of a sum is an expanded tensor, which grouped products refuse
         dx, dscores = torch.empty_like(x), torch.empty_like(scores)
+        weights = products.prepare_backward(w_up, w_down)
+        up_weight = None if kept else products.prepare(w_up)
         accumulator = _Accumulator(len(ctx.chunks))
         for chunk, (start, end) in enumerate(ctx.chunks):
             if kept:
@@ -78,14 +91,12 @@ class _Fused(torch.autograd.Function):
                 saved = SavedUp(*part[LAYOUT_FIELDS:])
             else:
                 layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
-                _, saved = products.up(x[start:end], w_up, layout, "bf16")
-            dx_SD, dw_up, dw_down, dscore_S = products.backward(
-                dy[start:end], x[start:end], w_up, w_down, layout, saved
-            )
+                _, saved = products.up(x[start:end], up_weight, layout, "bf16")
+            dx_SD, dw_up, dw_down, dscore_S = products.backward(dy[start:end], x[start:end], weights, layout, saved)
             combine_rows(dx_SD, layout, out=dx[start:end])
-            del dx_SD
             dscores[start:end] = dscore_S[layout.slot_TK]
             accumulator.add(dw_up, dw_down)
+            del dx_SD, dw_up, dw_down, layout, saved
         dw_up, dw_down = accumulator.total(w_up, w_down)
         return dx, dw_up, dw_down, None, dscores, None, None, None
 

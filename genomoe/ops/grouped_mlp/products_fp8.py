@@ -14,6 +14,8 @@ Axes: T tokens, S slots, D model, I expert width, E experts, M tiles of 128 slot
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
@@ -28,52 +30,70 @@ PRODUCT = TileConfig()
 WEIGHT_GRADIENT = TileConfig()
 
 
+class E4M3Weight(NamedTuple):
+    """Every expert's matrix in e4m3, divided by the expert's power of two; the last dimension is contracted."""
+
+    values_ENK: Tensor
+    scale_E: Float32[Tensor, " E"]
+
+
+class BackwardWeights(NamedTuple):
+    up_EDI2: E4M3Weight
+    down_EID: E4M3Weight
+
+
+def prepare(w_ENK: Float[Tensor, "E N K"], *, transposed: bool = False) -> E4M3Weight:
+    """A weight as `up` or `down` wants it, or its transpose with the same numbers."""
+    largest_E = torch.linalg.vector_norm(w_ENK.flatten(1), torch.inf, dim=1, dtype=torch.float32)
+    scale_E = launch.e4m3_scale(largest_E)
+    return E4M3Weight(launch.prepare_weight(w_ENK, scale_E, transposed=transposed), scale_E)
+
+
+def prepare_backward(w_up_E2ID: Float[Tensor, "E I2 D"], w_down_EDI: Float[Tensor, "E D I"]) -> BackwardWeights:
+    return BackwardWeights(prepare(w_up_E2ID, transposed=True), prepare(w_down_EDI, transposed=True))
+
+
 def up(
-    x_TD: Float[Tensor, "T D"], w_up_E2ID: Float[Tensor, "E 2I D"], layout: ExpertLayout, save: Save | None
+    x_TD: Float[Tensor, "T D"], w_up: E4M3Weight, layout: ExpertLayout, save: Save | None
 ) -> tuple[ScaledRows, SavedUp]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
-    h = product(launch.spread_rows(x_TD, layout, fp8=True), w_up_E2ID, layout)
+    h = product(launch.spread_rows(x_TD, layout, fp8=True), w_up, layout)
     return launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save_mx=save == "mxfp8")
 
 
-def down(a: ScaledRows, w_down_EDI: Float[Tensor, "E D I"], layout: ExpertLayout) -> Float[Tensor, "S D"]:
-    return product(a, w_down_EDI, layout)
+def down(a: ScaledRows, w_down: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S D"]:
+    return product(a, w_down, layout)
 
 
 def backward(
     dy_TD: Float[Tensor, "T D"],
     x_TD: Float[Tensor, "T D"],
-    w_up_E2ID: Float[Tensor, "E 2I D"],
-    w_down_EDI: Float[Tensor, "E D I"],
+    weights: BackwardWeights,
     layout: ExpertLayout,
     saved: SavedUp,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx [S, D], dw_up [E, 2I, D], dw_down [E, D, I] and dscore [S]."""
     dys = launch.spread_rows(dy_TD, layout, fp8=True)
-    da = product(dys, w_down_EDI, layout, transposed=True)
+    da = product(dys, weights.down_EID, layout)
     dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout, fp8=True)
     del da
     dw_down = weight_gradient(dy_TD, dys.scale_S, a, layout, token_rows_left=True)
-    del a
+    del a, dys
     x_scale_T = launch.e4m3_scale(torch.linalg.vector_norm(x_TD, torch.inf, dim=1))
     x_scale_S = x_scale_T[layout.token_S.clamp(min=0)]
     dw_up = weight_gradient(x_TD, x_scale_S, dh, layout, token_rows_left=False)
-    dx = product(dh, w_up_E2ID, layout, transposed=True)
+    dx = product(dh, weights.up_EDI2, layout)
     return dx, dw_up, dw_down, dscore_S
 
 
-def product(
-    rows: ScaledRows, w_ENK: Float[Tensor, "E N K"], layout: ExpertLayout, *, transposed: bool = False
-) -> Float[Tensor, "S N"]:
-    """rows @ w[expert]^T, or rows @ w[expert] with ``transposed``, in the weights' dtype."""
-    w_scale = launch.e4m3_scale(torch.linalg.vector_norm(w_ENK.flatten(1), torch.inf, dim=1, dtype=torch.float32))
-    w8 = launch.prepare_weight(w_ENK, w_scale, transposed=transposed)
-    E, N, K = w8.shape
-    out = w_ENK.new_empty(layout.slots, N)
+def product(rows: ScaledRows, w: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S N"]:
+    """rows @ w[expert of the row]^T in bfloat16."""
+    E, N, K = w.values_ENK.shape
+    out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=w.values_ENK.device)
     c = PRODUCT
     grid, options = c.launch_options(out.device)
     product_kernel[grid](
-        descriptor(rows.values_SX, c.BM, c.BK), rows.scale_S, descriptor(w8, 1, c.BN, c.BK), w_scale,
+        descriptor(rows.values_SX, c.BM, c.BK), rows.scale_S, descriptor(w.values_ENK, 1, c.BN, c.BK), w.scale_E,
         layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), E, N, K, MX=False, **options,
     )  # fmt: skip
     return out

@@ -9,6 +9,8 @@ Axes: T tokens, S slots, D model, I expert width, E experts.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -24,36 +26,50 @@ from .saved import Save, SavedUp
 NATIVE = TileConfig(BN=128, num_stages=4)
 
 
-def up(
-    x_TD: Float[Tensor, "T D"], w_up_E2ID: Float[Tensor, "E 2I D"], layout: ExpertLayout, save: Save | None
-) -> tuple[Tensor, SavedUp]:
+class BackwardWeights(NamedTuple):
+    up_EDI2: MXFP8
+    down_EID: MXFP8
+
+
+def prepare(w: Float[Tensor, "E N K"]) -> MXFP8:
+    """A weight as `up` or `down` wants it."""
+    return launch.quantize_mx(w)
+
+
+def prepare_backward(w_up_E2ID: Float[Tensor, "E I2 D"], w_down_EDI: Float[Tensor, "E D I"]) -> BackwardWeights:
+    """Quantised along the other dimension, which backward contracts."""
+    return BackwardWeights(
+        launch.quantize_mx(w_up_E2ID, transposed=True), launch.quantize_mx(w_down_EDI, transposed=True)
+    )
+
+
+def up(x_TD: Float[Tensor, "T D"], w_up: MXFP8, layout: ExpertLayout, save: Save | None) -> tuple[Tensor, SavedUp]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     xs = launch.spread_rows(x_TD, layout, fp8=False).values_SX
-    h = product(launch.quantize_mx(xs), launch.quantize_mx(w_up_E2ID), layout)
+    h = product(launch.quantize_mx(xs), w_up, layout)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save_mx=save == "mxfp8")
     return a.values_SX, saved
 
 
-def down(a_SI: Float[Tensor, "S I"], w_down_EDI: Float[Tensor, "E D I"], layout: ExpertLayout) -> Float[Tensor, "S D"]:
-    return product(launch.quantize_mx(a_SI), launch.quantize_mx(w_down_EDI), layout)
+def down(a_SI: Float[Tensor, "S I"], w_down: MXFP8, layout: ExpertLayout) -> Float[Tensor, "S D"]:
+    return product(launch.quantize_mx(a_SI), w_down, layout)
 
 
 def backward(
     dy_TD: Float[Tensor, "T D"],
     x_TD: Float[Tensor, "T D"],
-    w_up_E2ID: Float[Tensor, "E 2I D"],
-    w_down_EDI: Float[Tensor, "E D I"],
+    weights: BackwardWeights,
     layout: ExpertLayout,
     saved: SavedUp,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx [S, D], dw_up [E, 2I, D], dw_down [E, D, I] and dscore [S]."""
     dys = launch.spread_rows(dy_TD, layout, fp8=False).values_SX
-    da = product(launch.quantize_mx(dys), launch.quantize_mx(w_down_EDI, transposed=True), layout)
+    da = product(launch.quantize_mx(dys), weights.down_EID, layout)
     dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout, fp8=False)
     del da
     dw_down = weight_gradient(dys, a.values_SX, layout)
     del dys, a
-    dx = product(launch.quantize_mx(dh.values_SX), launch.quantize_mx(w_up_E2ID, transposed=True), layout)
+    dx = product(launch.quantize_mx(dh.values_SX), weights.up_EDI2, layout)
     xs = launch.spread_rows(x_TD, layout, fp8=False).values_SX
     dw_up = weight_gradient(dh.values_SX, xs, layout)
     return dx, dw_up, dw_down, dscore_S

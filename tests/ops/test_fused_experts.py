@@ -1,0 +1,245 @@
+"""The fused expert layer and the reference in low precision, against float64, values and gradients.
+
+On the CPU the kernels run in Triton's interpreter; with a GPU, on it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from genomoe.ops.grouped_mlp import grouped_mlp
+from genomoe.ops.grouped_mlp.reference import grouped_mlp_reference
+
+pytest.importorskip("triton")
+
+from genomoe.ops.grouped_mlp import launch  # noqa: E402
+from genomoe.ops.grouped_mlp.layout import (  # noqa: E402
+    TILE,
+    expert_layout,
+    expert_layout_reference,
+    slot_bound,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# Relative error (Frobenius) of each tensor against float64. bfloat16: inputs of the products rounded to 2^-9 a few
+# times over. e4m3 and MXFP8 round every operand to 2^-4: 2.6 % root mean square each, so 3.7 % a product and 6.6 % for
+# two in a row. save="mxfp8" alone rounds gate and up for backward: 2.6 % each. One row more is allowed for few tokens.
+TOLERANCE = {
+    ("bf16", "bf16"): {"out": 6e-3, "dx": 6e-3, "dw_up": 6e-3, "dw_down": 6e-3, "dscores": 6e-3},
+    ("bf16", "mxfp8"): {"out": 6e-3, "dx": 0.05, "dw_up": 0.05, "dw_down": 0.06, "dscores": 0.08},
+    ("fp8", "bf16"): {"out": 0.085, "dx": 0.09, "dw_up": 0.09, "dw_down": 0.09, "dscores": 0.10},
+    ("fp8", "mxfp8"): {"out": 0.085, "dx": 0.10, "dw_up": 0.10, "dw_down": 0.10, "dscores": 0.13},
+    ("mxfp8", "mxfp8"): {"out": 0.085, "dx": 0.10, "dw_up": 0.10, "dw_down": 0.10, "dscores": 0.13},
+}
+SIZES = (
+    {"T": 70, "D": 96, "I": 160, "E": 4, "K": 2} if DEVICE == "cpu" else {"T": 1000, "D": 288, "I": 416, "E": 5, "K": 2}
+)
+
+
+def tensors(*, T: int, D: int, I: int, E: int, K: int, routing: str = "random", seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(T, D, generator=g)
+    w_up = torch.randn(E, 2 * I, D, generator=g) / D**0.5
+    w_down = torch.randn(E, D, I, generator=g) / I**0.5
+    logits = torch.randn(T, E, generator=g)
+    if routing == "one expert":
+        logits[:, 1] += 100
+    if routing == "empty expert":
+        logits[:, 0] -= 100
+    value, index = logits.softmax(-1).topk(K)
+    scores = value / value.sum(-1, keepdim=True)
+    dy = torch.randn(T, D, generator=g)
+    leaves = [t.to(DEVICE).requires_grad_() for t in (x.bfloat16(), w_up.bfloat16(), w_down.bfloat16(), scores)]
+    return leaves, index.to(DEVICE), dy.bfloat16().to(DEVICE)
+
+
+def run(leaves, index, dy, **options) -> dict[str, torch.Tensor]:
+    out = grouped_mlp(*leaves[:3], index, leaves[3], **options)
+    gradients = torch.autograd.grad(out, leaves, dy)
+    return {"out": out.detach(), **dict(zip(("dx", "dw_up", "dw_down", "dscores"), gradients, strict=True))}
+
+
+def truth(leaves, index, dy) -> dict[str, torch.Tensor]:
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    y = torch.zeros_like(exact[0])
+    for e in range(exact[1].shape[0]):
+        token, choice = torch.where(index == e)
+        gate, up = (exact[0][token] @ exact[1][e].t()).chunk(2, -1)
+        out = (torch.nn.functional.silu(gate) * up) @ exact[2][e].t()
+        y = y.index_add(0, token, out * exact[3][token, choice, None])
+    gradients = torch.autograd.grad(y, exact, dy.double())
+    return {"out": y.detach(), **dict(zip(("dx", "dw_up", "dw_down", "dscores"), gradients, strict=True))}
+
+
+def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], tolerance: dict[str, float]) -> None:
+    for name, value in got.items():
+        assert value.isfinite().all(), name
+        error = (value.double() - want[name]).norm() / want[name].norm()
+        assert error < tolerance[name], (name, error.item())
+
+
+@pytest.mark.parametrize(("precision", "save"), TOLERANCE)
+@pytest.mark.parametrize("backend", ["reference", "fused"])
+def test_every_precision_is_as_close_as_its_rounding_allows(backend: str, precision: str, save: str) -> None:
+    leaves, index, dy = tensors(**SIZES)
+    got = run(leaves, index, dy, backend=backend, precision=precision, save=save)
+    assert_close(got, truth(leaves, index, dy), TOLERANCE[precision, save])
+
+
+@pytest.mark.parametrize(
+    ("routing", "T", "E", "K"),
+    [("one expert", 70, 4, 2), ("empty expert", 40, 3, 1), ("random", 1, 4, 2), ("random", 5, 3, 3)],
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_degenerate_routing(precision: str, routing: str, T: int, E: int, K: int) -> None:
+    leaves, index, dy = tensors(T=T, D=64, I=64, E=E, K=K, routing=routing)
+    got = run(leaves, index, dy, backend="fused", precision=precision, save="bf16")
+    # few tokens: a single dot product's rounding is not averaged over many
+    assert_close(got, truth(leaves, index, dy), {name: 2.5 * t for name, t in TOLERANCE[precision, "bf16"].items()})
+    for expert in set(range(E)) - set(index.flatten().tolist()):
+        assert not got["dw_up"][expert].any()
+        assert not got["dw_down"][expert].any()
+
+
+def test_no_token_at_all() -> None:
+    leaves, index, dy = tensors(T=0, D=64, I=64, E=2, K=1)
+    got = run(leaves, index, dy, backend="fused")
+    assert got["out"].shape == (0, 64)
+    assert not got["dw_up"].any()
+
+
+def test_recomputing_gives_the_same_bits() -> None:
+    leaves, index, dy = tensors(**SIZES)
+    kept = run(leaves, index, dy, backend="fused", save="bf16")
+    again = run(leaves, index, dy, backend="fused", save="recompute")
+    for name in kept:
+        assert torch.equal(kept[name], again[name]), name
+
+
+@pytest.mark.parametrize("save", ["bf16", "recompute"])
+def test_chunks_change_only_the_order_of_summation(save: str) -> None:
+    leaves, index, dy = tensors(**SIZES)
+    whole = run(leaves, index, dy, backend="fused", save=save)
+    chunked = run(leaves, index, dy, backend="fused", save=save, chunk_tokens=SIZES["T"] // 2 + 3)
+    for name in ("out", "dx", "dscores"):  # a row's result does not depend on the other rows
+        assert torch.equal(whole[name], chunked[name]), name
+    assert_close(chunked, truth(leaves, index, dy), TOLERANCE["bf16", "bf16"])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_bitwise_equal_from_run_to_run(precision: str) -> None:
+    leaves, index, dy = tensors(**SIZES)
+    first, second = (run(leaves, index, dy, backend="fused", precision=precision, save="mxfp8") for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_e4m3_takes_gradients_of_any_magnitude() -> None:
+    """Scales are per row, so a row of tiny gradients keeps its precision beside a row of huge ones."""
+    leaves, index, dy = tensors(**SIZES)
+    dy = dy * torch.logspace(-12, 12, dy.shape[0], device=DEVICE)[:, None].to(dy.dtype)
+    got, want = run(leaves, index, dy, backend="fused", precision="fp8", save="bf16"), truth(leaves, index, dy)
+    error = (got["dx"].double() - want["dx"]).norm(dim=1) / want["dx"].norm(dim=1)
+    assert error.max() < 0.12
+
+
+def test_fp8_is_no_worse_than_mxfp8() -> None:
+    leaves, index, dy = tensors(**{**SIZES, "T": 2 * SIZES["T"]})
+    want = truth(leaves, index, dy)
+    errors = {}
+    for precision in ("fp8", "mxfp8"):
+        got = run(leaves, index, dy, backend="fused", precision=precision, save="bf16")
+        errors[precision] = {n: ((v.double() - want[n]).norm() / want[n].norm()).item() for n, v in got.items()}
+    for name, error in errors["fp8"].items():
+        assert error < 1.1 * errors["mxfp8"][name], (name, errors)
+
+
+@pytest.mark.parametrize(("T", "K", "E"), [(100, 2, 8), (1, 1, 1), (333, 8, 64), (77, 4, 5)])
+def test_layout_equals_a_stable_sort(T: int, K: int, E: int) -> None:
+    g = torch.Generator().manual_seed(T)
+    index = torch.rand(T, E, generator=g).topk(K).indices.to(DEVICE)
+    scores = torch.rand(T, K, generator=g).to(DEVICE)
+    got, want = expert_layout(index, scores, E), expert_layout_reference(index, scores, E)
+    for name, tensor in got._asdict().items():
+        assert torch.equal(tensor, getattr(want, name)), name
+    assert got.slots == slot_bound(T * K, E)
+    assert int(got.ends_E[-1]) <= got.slots
+    assert (got.ends_E % TILE == 0).all()
+
+
+def test_spread_then_combine_is_k_times_the_input() -> None:
+    x = torch.randn(50, 96, device=DEVICE).bfloat16()
+    index = torch.rand(50, 4, device=DEVICE).topk(3).indices
+    layout = expert_layout(index, torch.ones(50, 3, device=DEVICE), 4)
+    rows = launch.spread_rows(x, layout, fp8=False).values_SX
+    used = rows[: int(layout.ends_E[-1])]
+    padding = layout.token_S[: used.shape[0]] < 0
+    assert not used[padding].any()
+    out = torch.full_like(x, torch.nan)
+    launch.combine_rows(rows, layout, out=out)
+    torch.testing.assert_close(out, (3 * x.float()).bfloat16(), rtol=2**-8, atol=0)
+
+
+def test_the_reference_rounds_through_the_format_it_names() -> None:
+    leaves, index, dy = tensors(T=40, D=64, I=96, E=3, K=2)
+    exact = grouped_mlp_reference(*(leaf.double() for leaf in leaves[:3]), index, leaves[3].double())
+    for precision in ("fp8", "mxfp8"):
+        out = grouped_mlp_reference(*leaves[:3], index, leaves[3], precision=precision)
+        error = ((out.double() - exact).norm() / exact.norm()).item()
+        assert 0.02 < error < 0.1, (precision, error)
+
+
+def test_backends_say_why_they_cannot() -> None:
+    leaves, index, _ = tensors(T=4, D=64, I=48, E=3, K=1)
+    with pytest.raises(ValueError, match="multiples of 32, not 64 and 48"):
+        grouped_mlp(*leaves[:3], index, leaves[3], backend="fused")
+    with pytest.raises(ValueError, match="te needs an NVIDIA GPU|te needs Transformer Engine|te with"):
+        grouped_mlp(*leaves[:3], index, leaves[3], backend="te", precision="mxfp8")
+    with pytest.raises(ValueError, match="Transformer Engine's alone"):
+        grouped_mlp(*leaves[:3], index, leaves[3], backend="reference", precision="nvfp4")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_transients_do_not_grow_with_the_tokens_when_chunked(precision: str) -> None:
+    peaks = []
+    for T in (16384, 65536):
+        leaves, index, dy = tensors(T=T, D=512, I=1024, E=8, K=2)
+        options = {"backend": "fused", "precision": precision, "save": "recompute", "chunk_tokens": 4096}
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            out = grouped_mlp(*leaves[:3], index, leaves[3], **options)
+            gradients = torch.autograd.grad(out, leaves, dy)
+            torch.cuda.synchronize()
+            # out, dx and dscores are results, not transients
+            results = out.nbytes + gradients[0].nbytes + gradients[3].nbytes
+            peak = torch.cuda.max_memory_allocated() - before - results
+            del out, gradients
+        peaks.append(peak)
+    assert peaks[1] < 1.05 * peaks[0], peaks
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_transformer_engine_agrees(precision: str) -> None:
+    pytest.importorskip("transformer_engine")
+    leaves, index, dy = tensors(T=2000, D=256, I=512, E=4, K=2)
+    got = run(leaves, index, dy, backend="te", precision=precision)
+    loose = {name: 1.2 * t for name, t in TOLERANCE[precision, "bf16"].items()}  # its scales are per tensor
+    assert_close(got, truth(leaves, index, dy), loose)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_te_interleaving_is_undone(rows: int) -> None:
+    from genomoe.ops.grouped_mlp.te import deinterleave, interleave
+
+    w = torch.arange(2 * 128 * rows, dtype=torch.float32).view(2, 128, rows)
+    mixed = interleave(w)
+    assert torch.equal(mixed[:, 32:64], w[:, 64:96])  # the second 32 rows are up's first
+    assert torch.equal(deinterleave(mixed), w)
