@@ -90,6 +90,43 @@ def run_steps(
         console.print(f"written: {out}")
 
 
+PRECISION_COLUMNS = (
+    "kind", "implementation", "precision", "save", "seed", "loss_bits_per_base", "held_out_bits_per_base",
+    "lowest_held_out_bits_per_base", "difference_bits_per_base", "seed_difference_bits_per_base",
+    "rms_difference_bits_per_base", "seed_rms_difference_bits_per_base", "within_seed_difference",
+    "within_seed_rms_difference", "error",
+)  # fmt: skip
+
+
+def run_precision(*, out: Path | None, plot: Path | None, steps: int, small: bool, device: str) -> None:
+    """Train the same small model by each precision of the experts, beside a second seed."""
+    from genomoe.bench.precision import TRAININGS, PrecisionOptions, Training, run_trainings
+    from genomoe.commands.device import resolve_device
+
+    console = Console(stderr=True)
+
+    def report(training: Training, error: str | None) -> None:
+        console.print(f"{training.precision}, seed {training.seed}: {error or 'trained'}", highlight=False)
+
+    options = PrecisionOptions.small(steps) if small else PrecisionOptions(steps=steps)
+    with console.status(f"{len(TRAININGS)} trainings of {steps} steps at the same time"):
+        rows = run_trainings(options, device=resolve_device(device), report=report)
+    if out is not None:
+        _write(out, rows)
+        console.print(f"written: {out}")
+    if plot is not None:
+        import pandas as pd
+
+        from genomoe.plot import plot_precision
+
+        curves, _ = plot_precision(pd.DataFrame(rows))
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        curves.figure.savefig(plot, dpi=150)
+        console.print(f"written: {plot}")
+    short = [row for row in rows if row["kind"] in ("summary", "verdict")]
+    Console(width=240).print(rows_table(short, PRECISION_COLUMNS, "genomoe bench precision"))
+
+
 LOADER_COLUMNS = (
     "case", "implementation", "workers", "mb_per_s", "mb_per_s_per_worker", "mb_per_cpu_s", "times_pyfaidx",
     "times_pysam", "times_pysam_bgzip", "times_biopython_in_memory", "times_numpy_memory_map",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def plot_loss_curve(
@@ -39,7 +40,12 @@ def plot_loss_curve(
 
 
 def new_axes(width: float = 7.0, height: float = 4.5) -> "Axes":
-    """Axes of a figure that belongs to no window system, so that nothing global is touched."""
+    """Axes of a figure of `new_figure`."""
+    return new_figure(width, height).subplots()
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """A figure that belongs to no window system, so that nothing global is touched."""
     figure_module: Any
     try:
         from matplotlib import figure as figure_module
@@ -47,4 +53,4 @@ def new_axes(width: float = 7.0, height: float = 4.5) -> "Axes":
         raise ModuleNotFoundError(
             "plots need matplotlib, which is not installed: pip install 'genomoe[plot]'."
         ) from None
-    return figure_module.Figure(figsize=(width, height), layout="constrained").subplots()
+    return figure_module.Figure(figsize=(width, height), layout="constrained")
