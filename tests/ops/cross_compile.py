@@ -1,4 +1,4 @@
-"""Compiles the grouped products for GPUs that need not be here and prints which matrix instructions came out, as JSON."""
+"""Compiles the grouped products for GPUs that need not be here and prints their matrix instructions as JSON."""
 
 from __future__ import annotations
 

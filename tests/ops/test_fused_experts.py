@@ -13,8 +13,8 @@ from genomoe.ops.grouped_mlp.reference import grouped_mlp_reference
 
 pytest.importorskip("triton")
 
-from genomoe.ops.grouped_mlp import launch  # noqa: E402
-from genomoe.ops.grouped_mlp.layout import (  # noqa: E402
+from genomoe.ops.grouped_mlp import launch
+from genomoe.ops.grouped_mlp.layout import (
     TILE,
     expert_layout,
     expert_layout_reference,
@@ -33,9 +33,9 @@ TOLERANCE = {
     ("fp8", "mxfp8"): {"out": 0.085, "dx": 0.10, "dw_up": 0.10, "dw_down": 0.10, "dscores": 0.13},
     ("mxfp8", "mxfp8"): {"out": 0.085, "dx": 0.10, "dw_up": 0.10, "dw_down": 0.10, "dscores": 0.13},
 }
-SIZES = (
-    {"T": 70, "D": 96, "I": 160, "E": 4, "K": 2} if DEVICE == "cpu" else {"T": 1000, "D": 288, "I": 416, "E": 5, "K": 2}
-)
+SIZES = {"T": 50, "D": 96, "I": 96, "E": 3, "K": 2}
+if DEVICE == "cuda":
+    SIZES = {"T": 1000, "D": 288, "I": 416, "E": 5, "K": 2}
 
 
 def tensors(*, T: int, D: int, I: int, E: int, K: int, routing: str = "random", seed: int = 0):
@@ -183,7 +183,7 @@ def test_spread_then_combine_is_k_times_the_input() -> None:
 
 
 def test_the_reference_rounds_through_the_format_it_names() -> None:
-    leaves, index, dy = tensors(T=40, D=64, I=96, E=3, K=2)
+    leaves, index, _ = tensors(T=40, D=64, I=96, E=3, K=2)
     exact = grouped_mlp_reference(*(leaf.double() for leaf in leaves[:3]), index, leaves[3].double())
     for precision in ("fp8", "mxfp8"):
         out = grouped_mlp_reference(*leaves[:3], index, leaves[3], precision=precision)
@@ -195,7 +195,7 @@ def test_backends_say_why_they_cannot() -> None:
     leaves, index, _ = tensors(T=4, D=64, I=48, E=3, K=1)
     with pytest.raises(ValueError, match="multiples of 32, not 64 and 48"):
         grouped_mlp(*leaves[:3], index, leaves[3], backend="fused")
-    with pytest.raises(ValueError, match="te needs an NVIDIA GPU|te needs Transformer Engine|te with"):
+    with pytest.raises(ValueError, match=r"te needs an NVIDIA GPU|te needs Transformer Engine|te with"):
         grouped_mlp(*leaves[:3], index, leaves[3], backend="te", precision="mxfp8")
     with pytest.raises(ValueError, match="Transformer Engine's alone"):
         grouped_mlp(*leaves[:3], index, leaves[3], backend="reference", precision="nvfp4")
