@@ -213,7 +213,7 @@ def _measure(case: LayerCase, tensors: Tensors, make: Callable[..., Any], repeat
 
 
 def median_ms(run: Callable[[], object], repeats: int, warmups: int = 3) -> float:
-    """Median of CUDA event times. The device first waits 5 ms, so that the host is ahead of it as in a training step."""
+    """Median of CUDA event times; the device first waits 5 ms, so that the host runs ahead of it as in training."""
     for _ in range(warmups):
         run()
     torch.cuda.synchronize()
