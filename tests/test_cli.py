@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from genomoe import cli
+from genomoe.ops import attention
 
 
 def call(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -141,6 +142,11 @@ def test_doctor_names_every_backend_and_a_reason(capsys: pytest.CaptureFixture[s
     findings = json.loads(out)
     assert {row["part"] for row in findings["backends"]} == {"experts", "attention"}
     assert all(row["why"] for row in findings["backends"])
+    everything = {"experts": {"te", "fused", "grouped_mm", "reference"}, "attention": {*attention.BACKENDS[1:], "flex"}}
+    for row in findings["backends"]:
+        assert row["picked"] == "none" or {row["picked"], *row["others"]} == everything[row["part"]]
+        assert all(row["others"].values())
     code, out, _ = call("doctor", capsys=capsys)
     assert code == 0
+    assert "Not taken" in out
     assert "genomoe[te]" in "".join(out.split())

@@ -36,7 +36,12 @@ def run(*, as_json: bool) -> None:
     console.print(f"CPU: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB; GPUs: {gpus}")
     packages = findings["environment"]["packages"]
     console.print("Packages: " + ", ".join(f"{name} {version}" for name, version in packages.items()))
-    for title, rows in (("Backends", findings["backends"]), ("Optional packages", findings["optional"])):
+    picks = [{key: value for key, value in row.items() if key != "others"} for row in findings["backends"]]
+    for title, rows in (
+        ("Backends", picks),
+        ("Not taken", _not_taken(findings["backends"])),
+        ("Optional packages", findings["optional"]),
+    ):
         table = Table(title=title)
         for column in rows[0]:
             table.add_column(column)
@@ -46,7 +51,7 @@ def run(*, as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Environment, the pick of every backend with its reason, and the optional packages."""
+    """Environment, every pick of a backend with its reason and why the others were not, and the optional packages."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "environment": environment(),
@@ -56,7 +61,7 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _expert_backends(device: torch.device) -> list[dict[str, str]]:
+def _expert_backends(device: torch.device) -> list[dict[str, Any]]:
     """What `experts=auto` picks for each precision and way of saving, for weights of Genos-1.2B's shape."""
     rows = []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -66,29 +71,44 @@ def _expert_backends(device: torch.device) -> list[dict[str, str]]:
         for save in ("bf16", "mxfp8", "recompute"):
             try:
                 choice = select_backend(x_TD, w_up_E2ID, precision=precision, save=save)
-                picked, reason = choice.name, choice.reason
+                picked, reason, others = choice
             except ValueError as error:
-                picked, reason = "none", str(error)
+                picked, reason, others = "none", str(error), {}
             rows.append(
                 {
                     "part": "experts",
                     "for": f"products {precision}, save {save}",
                     "picked": picked,
                     "why": reason,
+                    "others": others,
                 }
             )
     return rows
 
 
-def _attention_backends(device: torch.device) -> list[dict[str, str]]:
+def _attention_backends(device: torch.device) -> list[dict[str, Any]]:
     rows = []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for packed in (False, True):
         for window in (False, True):
             choice = select_attention(device, dtype, packed=packed, window=window)
             what = ("packed" if packed else "fixed windows") + (", sliding window" if window else "")
-            rows.append({"part": "attention", "for": what, "picked": choice.name, "why": choice.reason})
+            rows.append(
+                {
+                    "part": "attention",
+                    "for": what,
+                    "picked": choice.name,
+                    "why": choice.reason,
+                    "others": choice.others,
+                }
+            )
     return rows
+
+
+def _not_taken(backends: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Each backend that was not picked somewhere, with every reason once."""
+    reasons = {(row["part"], name, why): None for row in backends for name, why in row["others"].items()}
+    return [{"part": part, "backend": name, "why not": why} for part, name, why in sorted(reasons)]
 
 
 def _optional(name: str, use: str) -> dict[str, str]:

@@ -39,22 +39,37 @@ BACKENDS = ("auto", "reference", "sdpa", "varlen", "te")
 
 
 class Choice(NamedTuple):
-    """A backend's name and the reason it was taken."""
+    """A backend's name, the reason it was taken, and why each of the others was not."""
 
     name: str
     reason: str
+    others: dict[str, str]
 
 
 def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, window: bool) -> Choice:
-    """The backend that `auto` means; `genomoe doctor` prints it with its reason."""
+    """The backend that `auto` means; `genomoe doctor` prints it with its reasons."""
+    others = {
+        "varlen": "",
+        "sdpa": "",
+        "te": transformer_engine_missing() or "no faster than the kernels of torch here: named only (attention=te)",
+        "flex": "flex_attention is no backend: varlen covers its masks without compiling for each",
+        "reference": "holds all scores in float32: for tests",
+    }
     if device.type != "cuda":
-        return Choice("sdpa", f"scaled_dot_product_attention is the only fused kernel on {device.type}")
-    if dtype not in (torch.bfloat16, torch.float16):
-        return Choice("sdpa", f"the flash and cuDNN kernels take 16-bit inputs, not {dtype}")
-    if packed or window:
+        name, reason = "sdpa", f"scaled_dot_product_attention is the only fused kernel on {device.type}"
+        others["varlen"] = f"torch's variable-length flash kernel needs an NVIDIA GPU, not {device.type}"
+    elif dtype not in (torch.bfloat16, torch.float16):
+        name, reason = "sdpa", f"the flash and cuDNN kernels take 16-bit inputs, not {dtype}"
+        others["varlen"] = reason
+    elif packed or window:
         what = " and ".join(name for name, on in (("packed sequences", packed), ("a sliding window", window)) if on)
-        return Choice("varlen", f"one flash launch covers {what}; cuDNN behind PyTorch takes neither")
-    return Choice("sdpa", "fixed causal windows: cuDNN first, 1.2-1.7 times the flash kernel on Hopper")
+        name, reason = "varlen", f"one flash launch covers {what}"
+        others["sdpa"] = f"cuDNN behind PyTorch does not take {what}: a call for every sequence or band of the window"
+    else:
+        name, reason = "sdpa", "fixed causal windows: cuDNN first, 1.2-1.7 times the flash kernel on Hopper"
+        others["varlen"] = "its flash kernel is slower than cuDNN where there is one length and no window"
+    del others[name]
+    return Choice(name, reason, others)
 
 
 def attention(
