@@ -218,7 +218,7 @@ def mixing(dataset: StreamingGenomeDataset) -> dict[str, float]:
         "neighbour_distance_median_bases": median,
         "neighbour_distance_part_of_corpus": round(median / dataset.segments.bases, 4),
         "neighbours_in_one_block": round(float(together.mean()), 4),
-        "blocks": int(len(dataset.plan().block_starts)),
+        "blocks": len(dataset.plan().block_starts),
     }
 
 

@@ -292,7 +292,7 @@ class _Layout:
                         first = np.searchsorted(file.letters[:, 0], offset)
                         last = np.searchsorted(file.letters[:, 0], offset + contig.length)
                         if last > first:
-                            letters.append(file.letters[first:last] + [place - offset, place - offset, 0])
+                            letters.append(file.letters[first:last] + np.array([1, 1, 0]) * (place - offset))
                         place += contig.length
                     offset += contig.length
                     nth += 1

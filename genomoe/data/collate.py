@@ -100,7 +100,7 @@ class RawBatch:
     """
 
     codes: Tensor
-    """[T]: uint8 ids, plus SOFT where the base is soft-masked; or int32 [2, T]: ids, and the bits of float32 weights."""
+    """[T]: uint8 ids, plus SOFT where the base is soft-masked; or int32 [2, T]: ids, and the bits of the weights."""
     sizes: np.ndarray
     """int64 [N] tokens of each room; their sum is T."""
     packed: bool

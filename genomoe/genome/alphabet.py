@@ -36,7 +36,7 @@ def reverse_complement(sequence: bytes) -> bytes:
 
 
 def to_bytes(sequence: Sequence) -> bytes:
-    """The letters of `sequence` as bytes; raises GenoMoEError for text that isn't ASCII or an array that isn't uint8."""
+    """The letters of `sequence` as bytes; raises GenoMoEError unless it is ASCII text or a uint8 array."""
     if isinstance(sequence, str):
         try:
             return sequence.encode("ascii")
@@ -240,8 +240,8 @@ class KmerTokenizer:
     decodes to k letters N. Ids below 16 are those of NucleotideTokenizer.
     """
 
-    complement_ids = None
-    table = None
+    complement_ids: np.ndarray | None = None
+    table: bytes | None = None
     pad_id, bos_id, eos_id, mask_id, unk_id = 0, 1, 2, 3, 8
     unknown_kmer_id = 9
     first_kmer_id = 16
@@ -314,7 +314,7 @@ def make_tokenizer(spec: str | Mapping[str, Any] | Tokenizer) -> Tokenizer:
     """
     if isinstance(spec, Tokenizer) and not isinstance(spec, Mapping | str):
         return spec
-    options = {"name": spec} if isinstance(spec, str) else dict(spec)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name", None)
     stated = {key: options.pop(key) for key in _DERIVED if key in options and (name, key) != ("mapped", "vocab_size")}
     tokenizer = _build(name, options)

@@ -140,8 +140,7 @@ class Annotation:
         """The most severe effect over all features the variant touches; ties go to the first feature."""
         begin, end = variant.position, variant.position + len(variant.ref)
         effects = [
-            self._effect_on(feature, variant, reference)
-            for feature in self.overlapping(variant.contig, begin, end)
+            self._effect_on(feature, variant, reference) for feature in self.overlapping(variant.contig, begin, end)
         ]
         return min(
             effects,
@@ -167,9 +166,7 @@ class Annotation:
         positions = range(variant.position, variant.position + len(variant.ref))
         inside = [position for position in positions if feature.offset(position) is not None]
         if not inside:
-            return effect(
-                Consequence.SPLICE if self._at_splice_site(feature, positions) else Consequence.INTRON
-            )
+            return effect(Consequence.SPLICE if self._at_splice_site(feature, positions) else Consequence.INTRON)
         if len(variant.ref) != len(variant.alt):
             changed = abs(len(variant.ref) - len(variant.alt))
             return effect(Consequence.INFRAME_INDEL if changed % 3 == 0 else Consequence.FRAMESHIFT)
@@ -210,9 +207,7 @@ class Annotation:
         ordered = sorted(feature.parts, key=lambda part: part.start)
         for left, right in itertools.pairwise(ordered):
             for position in positions:
-                if left.end <= position < right.start and (
-                    position < left.end + 2 or position >= right.start - 2
-                ):
+                if left.end <= position < right.start and (position < left.end + 2 or position >= right.start - 2):
                     return True
         return False
 
@@ -238,9 +233,7 @@ def read_annotation(
     elif name.endswith(".bed"):
         features = _bed(path)
     else:
-        raise AnnotationError(
-            f"{path}: the name must end in .gb, .gbk, .gbff, .gff3, .gtf or .bed (also with .gz)."
-        )
+        raise AnnotationError(f"{path}: the name must end in .gb, .gbk, .gbff, .gff3, .gtf or .bed (also with .gz).")
     by_contig: dict[str, list[Feature]] = defaultdict(list)
     for feature in features:
         by_contig[feature.parts[0].contig].append(feature)
@@ -304,20 +297,14 @@ def _gff(path: Path, wanted: set[str]) -> Iterator[Feature]:
             try:
                 interval = Interval(contig, int(start) - 1, int(end))
             except ValueError as error:
-                raise AnnotationError(
-                    f"{path}, line {number}: bad coordinates {start}-{end}: {error}"
-                ) from error
+                raise AnnotationError(f"{path}, line {number}: bad coordinates {start}-{end}: {error}") from error
             attributes = _attributes(text)
             key = next(
                 (attributes[k] for k in ("ID", "protein_id", "transcript_id", "Parent") if k in attributes),
                 "",
             )
             name = next(
-                (
-                    attributes[k]
-                    for k in ("gene", "gene_name", "Name", "locus_tag", "gene_id")
-                    if k in attributes
-                ),
+                (attributes[k] for k in ("gene", "gene_name", "Name", "locus_tag", "gene_id") if k in attributes),
                 key,
             )
             table = int(attributes["transl_table"]) if "transl_table" in attributes else None
@@ -359,9 +346,7 @@ def _bed(path: Path) -> Iterator[Feature]:
             try:
                 interval = Interval(columns[0], int(columns[1]), int(columns[2]))
             except (IndexError, ValueError) as error:
-                raise AnnotationError(
-                    f"{path}, line {number}: not a BED row (contig, start, end): {error}"
-                ) from error
+                raise AnnotationError(f"{path}, line {number}: not a BED row (contig, start, end): {error}") from error
             kind = columns[3].strip('"') if len(columns) > 3 else "region"
             strand: Strand = "-" if len(columns) > 5 and columns[5] == "-" else "+"
             yield Feature(kind=kind, name=kind, strand=strand, parts=(interval,))

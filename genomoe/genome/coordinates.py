@@ -77,9 +77,7 @@ class Interval:
             )
         start, end = _integer(match["start"]), _integer(match["end"])
         if start < 1:
-            raise GenoMoEError(
-                f"{text!r} starts at {start}; written intervals are 1-based, so the first is 1."
-            )
+            raise GenoMoEError(f"{text!r} starts at {start}; written intervals are 1-based, so the first is 1.")
         if end < start:
             raise GenoMoEError(f"{text!r} ends before it starts.")
         return cls(match["contig"], start - 1, end, "-" if match["strand"] == "-" else "+")

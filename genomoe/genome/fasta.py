@@ -51,11 +51,10 @@ class Reference:
         self._sequences: dict[str, bytes] | None = None
         self._reader: ByteReader | None = None
         self._index: FastaIndex | None = None
+        self._rows: dict[str, int] = {}
         self._choose(in_memory)
         if self._index is not None:
-            self.contigs: dict[str, int] = dict(
-                zip(self._index.names, self._index.lengths.tolist(), strict=True)
-            )
+            self.contigs: dict[str, int] = dict(zip(self._index.names, self._index.lengths.tolist(), strict=True))
             self._rows = {name: row for row, name in enumerate(self._index.names)}
         else:
             self._sequences = self._load()
@@ -93,9 +92,7 @@ class Reference:
         """Raises GenoMoEError unless the reference holds variant.ref at its position (case ignored)."""
         length = self._length(variant.contig)
         if variant.end > length:
-            raise GenoMoEError(
-                f"{variant} ends at {variant.end:,} but contig {variant.contig!r} has {length:,} bases."
-            )
+            raise GenoMoEError(f"{variant} ends at {variant.end:,} but contig {variant.contig!r} has {length:,} bases.")
         found = self._letters(variant.contig, variant.position, variant.end).upper().decode()
         if found != variant.ref:
             raise GenoMoEError(
@@ -123,7 +120,8 @@ class Reference:
     def _read_lines(self, row: int, start: int, end: int) -> bytes:
         if end <= start:
             return b""
-        assert self._reader is not None and self._index is not None
+        assert self._reader is not None
+        assert self._index is not None
         bases, width = int(self._index.line_bases[row]), int(self._index.line_bytes[row])
         first = start // bases
         offset = int(self._index.offsets[row])

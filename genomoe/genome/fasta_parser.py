@@ -289,8 +289,7 @@ class _Scanner:
                 "error",
                 self.line + number,
                 "invalid-letter",
-                f"{_printable(wrong[0])}{where} in record {self.header.name!r} is no nucleotide code; "
-                f"{_hint(wrong)}.",
+                f"{_printable(wrong[0])}{where} in record {self.header.name!r} is no nucleotide code; {_hint(wrong)}.",
             )
         return b"".join(kept)
 
@@ -387,9 +386,7 @@ class _IndexState:
             rows.append((self.length, self.offset, self.bases, self.width))
         self.open = False
 
-    def feed(
-        self, block: bytes, position: int, names: list[str], rows: list[tuple[int, int, int, int]]
-    ) -> None:
+    def feed(self, block: bytes, position: int, names: list[str], rows: list[tuple[int, int, int, int]]) -> None:
         place = 0
         while place < len(block):
             if block[place] == 62:
@@ -398,9 +395,7 @@ class _IndexState:
                 end = len(block) if end < 0 else end
                 words = block[place + 1 : end].split(None, 1)
                 if not words:
-                    raise InputError(
-                        f"{self.path}: a '>' line has no name; run `genomoe corpus validate` on it."
-                    )
+                    raise InputError(f"{self.path}: a '>' line has no name; run `genomoe corpus validate` on it.")
                 names.append(words[0].decode("utf-8", "replace"))
                 self.open, self.short = True, False
                 self.offset, self.length, self.bases, self.width = position + end + 1, 0, 0, 0

@@ -133,9 +133,7 @@ class BgzfFile:
         try:
             data = zlib.decompress(raw[start + 12 + extra : end - 8], -15, expected or 1)
         except zlib.error as error:
-            raise InputError(
-                f"{self._handle.path}: a bgzip block is damaged ({error}); fetch it again."
-            ) from None
+            raise InputError(f"{self._handle.path}: a bgzip block is damaged ({error}); fetch it again.") from None
         if len(data) != expected or zlib.crc32(data) != int.from_bytes(raw[end - 8 : end - 4], "little"):
             raise InputError(f"{self._handle.path}: a bgzip block fails its checksum; fetch the file again.")
         return data
@@ -156,9 +154,7 @@ class BgzfFile:
                 )
             following = place + int.from_bytes(head[16:18], "little") + 1
             if following > total:
-                raise InputError(
-                    f"{self._handle.path}: the last bgzip block is cut off; fetch the file again."
-                )
+                raise InputError(f"{self._handle.path}: the last bgzip block is cut off; fetch the file again.")
             tail = following - 4 - window_start
             if tail + 4 > len(window):
                 window, window_start = self._handle.pread(1 << 20, place), place
@@ -167,7 +163,5 @@ class BgzfFile:
             compressed.append(following)
             place = following
         if sizes[-1] != 0:
-            raise InputError(
-                f"{self._handle.path}: the bgzip end marker is missing, so the file is truncated."
-            )
+            raise InputError(f"{self._handle.path}: the bgzip end marker is missing, so the file is truncated.")
         return np.array(compressed, dtype=np.int64), np.cumsum(np.array(sizes, dtype=np.int64))

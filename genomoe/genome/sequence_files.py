@@ -109,18 +109,19 @@ def read_genbank(path: str | os.PathLike[str]) -> Iterator[Record]:
         try:
             records = SeqIO.parse(text, "genbank")
             while (record := _next_record(records, path)) is not None:
-                name = record.id if record.id not in ("", "<unknown id>", "unknown") else record.name
+                named = record.id not in (None, "", "<unknown id>", "unknown")
+                name = str(record.id if named else record.name)
                 if name in seen:
                     raise InputError(f"{path}: the record name {name!r} is used twice; each must be unique.")
                 seen.add(name)
-                letters = bytes(record.seq).upper()
+                letters = bytes(record.seq or b"").upper()
                 wrong = letters.translate(None, IUPAC)
                 if wrong:
                     raise InputError(
                         f"{path}: record {name!r} holds {chr(wrong[0])!r}, which is no nucleotide code; "
                         "is it a protein record?"
                     )
-                yield Record(Header(name, record.description, 0), letters)
+                yield Record(Header(name, record.description or "", 0), letters)
         except UndefinedSequenceError:
             raise InputError(
                 f"{path}: a record has no sequence (no ORIGIN block); fetch the full GenBank record."

@@ -195,9 +195,7 @@ def _open_vcf(path: Path) -> VariantSource:
         elif line.startswith("#"):
             names = line.split("\t")
             if len(names) < 5 and len(line.split()) >= 5:
-                raise VariantFileError(
-                    f"{path}, line {number}: the columns are separated by spaces; VCF needs tabs."
-                )
+                raise VariantFileError(f"{path}, line {number}: the columns are separated by spaces; VCF needs tabs.")
             if names[:5] != VCF_COLUMNS[:5]:
                 raise VariantFileError(
                     f"{path}, line {number}: the header line starts with {' '.join(names[:5])!r} instead of "
@@ -244,9 +242,7 @@ def _open_parquet(path: Path, given: Mapping[str, str] | None) -> VariantSource:
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise VariantFileError(f"{path} is not a readable Parquet file: {error}.") from error
     roles = TableColumns.find(names, path, given)
-    return VariantSource(
-        path=path, kind="table", header=(), columns=tuple(names), roles=roles, encoding="parquet"
-    )
+    return VariantSource(path=path, kind="table", header=(), columns=tuple(names), roles=roles, encoding="parquet")
 
 
 def _bcf_rows(path: Path) -> Iterator[InputRow]:
@@ -259,22 +255,14 @@ def _bcf_rows(path: Path) -> Iterator[InputRow]:
                 number += 1
                 yield _vcf_row(path, number, str(record).rstrip("\n"))
     except OSError as error:
-        raise VariantFileError(
-            f"{path}, record {number + 1}: the file is truncated or damaged: {error}."
-        ) from error
+        raise VariantFileError(f"{path}, record {number + 1}: the file is truncated or damaged: {error}.") from error
 
 
 def _vcf_row(path: Path, number: int, line: str) -> InputRow:
     fields = line.split("\t")
     if len(fields) < 5:
-        hint = (
-            "are they separated by spaces instead of tabs?"
-            if len(line.split()) >= 5
-            else "is the line cut off?"
-        )
-        raise VariantFileError(
-            f"{path}, line {number}: {len(fields)} columns, a variant needs at least 5; {hint}"
-        )
+        hint = "are they separated by spaces instead of tabs?" if len(line.split()) >= 5 else "is the line cut off?"
+        raise VariantFileError(f"{path}, line {number}: {len(fields)} columns, a variant needs at least 5; {hint}")
     fields += ["."] * (8 - len(fields))
     return InputRow(
         number=number,

@@ -100,9 +100,7 @@ class _VCFWriter(_Replacing):
         header = list(source.header) or ["##fileformat=VCFv4.3"]
         for name in self._keys:
             if any(line.startswith(f"##INFO=<ID={name},") for line in header):
-                raise OutputError(
-                    f"{source.path} already declares INFO {name}: choose another name with --info-key."
-                )
+                raise OutputError(f"{source.path} already declares INFO {name}: choose another name with --info-key.")
         quoted = description.replace("\\", "\\\\").replace('"', '\\"')
         header += [
             f'##INFO=<ID={key},Number=A,Type=Float,Description="{quoted}">',
@@ -180,9 +178,7 @@ class _TableWriter(_Replacing):
         keys = list(source.columns) if source.roles else ["row", "contig", "position", "id", "ref", "alt"]
         clash = {key, f"{key}_status"} & {str(name) for name in keys}
         if clash:
-            raise OutputError(
-                f"{source.path} already has a column {min(clash)}: choose another with --info-key."
-            )
+            raise OutputError(f"{source.path} already has a column {min(clash)}: choose another with --info-key.")
         self._names = [*keys, key, f"{key}_status"]
         self._rows: list[list[Any]] = []
         self._parquet = path.name.lower().endswith(".parquet")

@@ -269,9 +269,7 @@ class Haplotypes:
     alt_allele: int
 
 
-def haplotypes(
-    variant: Variant, window: Interval, reference: SequenceSource, *, strand: Strand = "+"
-) -> Haplotypes:
+def haplotypes(variant: Variant, window: Interval, reference: SequenceSource, *, strand: Strand = "+") -> Haplotypes:
     """The REF and ALT sequences of `window` as read on `strand`.
 
     Rule for indels: both start at the same base in reading direction and are equally long. What a deletion
@@ -285,9 +283,7 @@ def haplotypes(
     ref, alt = variant.ref.upper().encode("ascii"), variant.alt.upper().encode("ascii")
     begin, end = variant.position, variant.position + len(ref)
     if not window.start <= begin or not end <= window.end:
-        raise GenoMoEError(
-            f"{variant} does not lie within its window {window}: it is too long; widen --window."
-        )
+        raise GenoMoEError(f"{variant} does not lie within its window {window}: it is too long; widen --window.")
     missing = max(0, len(ref) - len(alt))
     low = window.start if strand == "+" else max(0, window.start - missing)
     high = min(contig_length, window.end + missing) if strand == "+" else window.end

@@ -14,8 +14,8 @@ import torch
 from genomoe.genome.alphabet import Tokenizer, make_tokenizer
 from genomoe.genome.coordinates import Interval, Variant
 from genomoe.genome.errors import GenoMoEError
-from genomoe.genome.foreign_tokenizer import tokenizer_from_folder
 from genomoe.genome.fasta import Reference
+from genomoe.genome.foreign_tokenizer import tokenizer_from_folder
 from genomoe.genome.variant_files import COLUMN_NAMES, InputRow, open_variants
 from genomoe.genome.variants import SequenceSource
 from genomoe.inference import embedding, generation, mutagenesis, routing

@@ -52,6 +52,7 @@ def test_validate_passes_good_files_and_says_what_is_unusual(tmp_path, capsys):
         ("x.gb", b"LOCUS nothing\n", "GenBank"),
         ("x.fa", b"ACGT\n", "'>'"),
     ],
+    ids=["truncated", "empty", "genbank", "no-mark"],
 )
 def test_unreadable_files_are_verdicts_not_tracebacks(tmp_path, capsys, name, content, words):
     (tmp_path / name).write_bytes(content)

@@ -1,5 +1,7 @@
 """Packing: budgets and layout, and packed equals separate, logits and gradients, through the model."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -50,7 +52,7 @@ def test_packed_batches_hold_the_windows_of_the_plan_and_keep_the_budget(corpus,
         assert batch.max_seqlen == sizes.max()
         assert (sizes % multiple == 0).all()
         assert len(batch.index) == len(batch.tags) == len(sizes)
-        for number, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for number, (low, high) in enumerate(itertools.pairwise(bounds)):
             row = int(batch.index[number])
             length = int(windows.ends[row] - windows.starts[row])
             assert high - low == -(-length // multiple) * multiple
@@ -62,7 +64,7 @@ def test_packed_batches_hold_the_windows_of_the_plan_and_keep_the_budget(corpus,
             assert torch.equal(batch.labels[low : high - 1], batch.tokens[low + 1 : high])
             seen.append(row)
     assert sorted(seen) == list(range(len(dataset.plan())))
-    for batch, following in zip(batches, batches[1:], strict=False):  # greedy: the next sequence had no room left
+    for batch, following in itertools.pairwise(batches):  # greedy: the next sequence had no room left
         first = int(following.cu_seqlens[1])
         assert len(batch.tokens) + first > ROWS * CONTEXT
 
@@ -101,7 +103,7 @@ def test_packed_equals_separate_logits_and_gradients(corpus, multiple):
     together = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
 
-    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+    for low, high in itertools.pairwise(bounds):
         length = int((batch.tokens[low:high] != 0).sum())
         alone = model(batch.tokens[None, low : low + length])
         torch.testing.assert_close(packed.logits[low : low + length], alone.logits[0], rtol=1e-5, atol=1e-5)

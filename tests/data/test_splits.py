@@ -1,4 +1,4 @@
-"""Splits keep contigs whole and relatives together; the leakage check finds copies on either strand and nothing else."""
+"""Splits keep contigs whole and relatives together; the leakage check finds copies on both strands and nothing else."""
 
 import numpy as np
 import pytest

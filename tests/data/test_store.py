@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from small_corpora import write_fasta
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_corpora import write_fasta
 
 from genomoe.data import build as build_module
 from genomoe.data.build import build_corpus
@@ -250,7 +250,7 @@ def test_contigs_past_two_to_the_31_bases(tmp_path, monkeypatch):
     tables = {
         "contigs": np.array([[length, 0, 0, 0, 0, 0]], dtype=np.int64),
         "segments": np.array([[0, length, 0]], dtype=np.int64),
-        "letters": small.letters + [1 << 31, 1 << 31, 0],
+        "letters": small.letters + np.array([1, 1, 0]) * (1 << 31),
     }
     attributes = json.loads(json.dumps(small.attributes))
     for name, values in tables.items():

@@ -1,5 +1,7 @@
 """Labelled sequences and intervals: every format, the same letters and batches, and errors with their row."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -75,7 +77,7 @@ def test_packed_and_fixed_batches_agree(tokenizer, genome, tmp_path):
     for (one, labels), (other, same) in zip(fixed, packed, strict=True):
         assert torch.equal(labels, same)
         bounds = other.cu_seqlens.tolist()
-        for row, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for row, (low, high) in enumerate(itertools.pairwise(bounds)):
             expected = tokenizer.encode(rows.letters[int(one.index[row])])
             assert other.tokens[low : low + len(expected)].tolist() == expected.tolist()
             assert one.tokens[row, : len(expected)].tolist() == expected.tolist()

@@ -162,7 +162,7 @@ def test_a_truncated_file_is_never_taken_for_a_short_one(kind, cut, tmp_path):
     path = tmp_path / "x.fa.any"
     COMPRESS[kind](b">a\n" + letters + b"\n>b\nAC\n", path)
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(InputError, match="truncated|damaged"):
+    with pytest.raises(InputError, match=r"truncated|damaged"):
         Reference(path)
 
 

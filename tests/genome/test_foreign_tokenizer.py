@@ -30,7 +30,8 @@ def test_ids_are_those_of_the_file(tmp_path):
 
 def test_unigram_lists_word_marks_and_added_tokens(tmp_path):
     pieces = [["<unk>", 0.0], ["\u2581A", -1.0], ["\u2581C", -1.0], ["\u2581G", -1.0], ["\u2581T", -1.0]]
-    folder = write(tmp_path, pieces, added=[("<pad>", 7), ("</s>", 6)], tokens={"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"})  # fmt: skip
+    tokens = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    folder = write(tmp_path, pieces, added=[("<pad>", 7), ("</s>", 6)], tokens=tokens)
     tokenizer = tokenizer_from_folder(folder)
     assert tokenizer.base_ids == (1, 2, 3, 4)
     assert (tokenizer.unk_id, tokenizer.pad_id, tokenizer.eos_id) == (0, 7, 6)
