@@ -355,7 +355,7 @@ def _bed(path: Path) -> Iterator[Feature]:
 def _open_text(path: Path) -> IO[str]:
     with open(path, "rb") as probe:
         zipped = probe.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rt", encoding="utf-8") if zipped else open(path, encoding="utf-8")  # type: ignore[return-value]
+    return gzip.open(path, "rt", encoding="utf-8") if zipped else open(path, encoding="utf-8")
 
 
 def _amino_acid(codon: str, table: int) -> str:

@@ -108,7 +108,7 @@ class _VCFWriter(_Replacing):
         ]
         columns = VCF_COLUMNS if self._from_table else [*VCF_COLUMNS, *source.columns[8:]]
         if self._compressed:
-            self._file: Any = pysam.BGZFile(str(self.temporary), "wb")
+            self._file: Any = pysam.BGZFile(str(self.temporary), "wb", None)
         else:
             self._file = open(self.temporary, "wb")  # noqa: SIM115 - closed in _close
         self._file.write(("\n".join(header) + "\n" + "\t".join(columns) + "\n").encode())
