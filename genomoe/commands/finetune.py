@@ -30,8 +30,14 @@ def run(overrides: Sequence[str], *, show_config: bool = False) -> None:
     if show_config:
         sys.stdout.write(OmegaConf.to_yaml(config))
         return
-    with Console(stderr=True).status("starting") as status:
-        results = run_config(config, report=status.update)
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def report(text: str) -> None:
+            status.update(text)
+            console.print(text, highlight=False)
+
+        results = run_config(config, report=report)
     print_table(results["table"])
     print(f"written: {results['run']}")
 

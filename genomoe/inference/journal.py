@@ -58,7 +58,10 @@ class Journal:
             os.replace(temporary, path)
             return
         before = json.loads(path.read_text())
-        changed = sorted(key for key in job.keys() | before.keys() if job.get(key) != before.get(key))
+        # what stopped the run may be skipped now: it is in no finished chunk
+        changed = sorted(
+            key for key in job.keys() | before.keys() if job.get(key) != before.get(key) and before.get(key) != "error"
+        )
         if changed:
             raise JournalError(
                 f"An unfinished run in {self.folder} had another {', '.join(changed)}: "
@@ -99,8 +102,10 @@ class Journal:
         return [(score, STATUSES[code]) for score, code in zip(scores.tolist(), codes.tolist(), strict=True)]
 
     def close(self, *, remove: bool) -> None:
+        """Ends this process's file; the folder goes if the job is done, or if there is nothing in it to go on from."""
         self._file.close()
-        if remove:
+        self.refresh()
+        if remove or not self._places:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

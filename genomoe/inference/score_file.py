@@ -7,6 +7,7 @@ file is.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -79,9 +80,8 @@ def score_file(
         "input": _identity(source.path),
         "reference": _identity(Path(reference)),
         "model": model_id,
-        "options": description,
-        "contig_alias": dict(scorer.options.contig_alias),
         "chunk_rows": chunk_rows,
+        **{name: value for name, value in dataclasses.asdict(scorer.options).items() if not name.startswith("batch_")},
     }
     journal = Journal(output, job, restart=restart, process=rank)
     complete = False

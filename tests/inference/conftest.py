@@ -19,9 +19,7 @@ def predictor() -> Predictor:
 def sequences() -> dict[str, str]:
     random = np.random.default_rng(5)
     chromosome = "".join(random.choice(list("ACGT"), 900))
-    chromosome = (
-        chromosome[:300] + "N" * 7 + chromosome[307:500] + chromosome[500:700].lower() + chromosome[700:]
-    )
+    chromosome = chromosome[:300] + "N" * 7 + chromosome[307:500] + chromosome[500:700].lower() + chromosome[700:]
     return {"chr1": chromosome, "chrM": "".join(random.choice(list("ACGT"), 120))}
 
 

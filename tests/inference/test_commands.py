@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,9 +31,7 @@ def genomoe(*arguments) -> int:
 
 def variant_files(folder, sequence):
     """The same variants as every kind of file."""
-    header = (
-        "##fileformat=VCFv4.2\n##contig=<ID=1,length=900>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
-    )
+    header = "##fileformat=VCFv4.2\n##contig=<ID=1,length=900>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
     rows = [(at + 1, sequence[at], "ACGT"["ACGT".index(sequence[at]) - 1]) for at in (60, 90, 200)]
     text = header + "".join(f"1\t{p}\t.\t{r}\t{a}\t.\t.\t.\n" for p, r, a in rows)
     (folder / "a.vcf").write_text(text)
@@ -45,9 +44,7 @@ def variant_files(folder, sequence):
     ):
         for record in source:
             out.write(record)
-    frame = pd.DataFrame(rows, columns=["pos", "ref", "alt"]).assign(chrom="1")[
-        ["alt", "chrom", "ref", "pos"]
-    ]
+    frame = pd.DataFrame(rows, columns=["pos", "ref", "alt"]).assign(chrom="1")[["alt", "chrom", "ref", "pos"]]
     frame.to_csv(folder / "e.tsv", sep="\t", index=False)
     frame.to_csv(folder / "f.csv", index=False)
     frame.to_parquet(folder / "g.parquet")
@@ -59,9 +56,7 @@ def test_score_reads_every_kind_the_same(model, fasta, sequences, tmp_path, caps
     found = []
     for number, path in enumerate(variant_files(tmp_path / "in", sequences["chr1"])):
         out = tmp_path / f"{number}.tsv"
-        assert (
-            genomoe("score", path, "--reference", fasta, "--model", model, "--out", out, "--window", 64) == 0
-        )
+        assert genomoe("score", path, "--reference", fasta, "--model", model, "--out", out, "--window", 64) == 0
         found.append(pd.read_csv(out, sep="\t")["genomoe"].tolist())
     assert len(found) == 7
     assert all(scores == found[0] for scores in found)
@@ -127,3 +122,37 @@ def test_contig_alias_file(model, tmp_path, sequences):
     assert genomoe(*arguments, "--window", 64) == 1
     assert genomoe(*arguments, "--window", 64, "--contig-alias", tmp_path / "alias.tsv") == 0
     assert genomoe(*arguments, "--window", 64, "--contig-alias", "chr1=NC_1") == 0
+
+
+YEAST = "bundled:yeast/ScerR64_I_GCF_000146045.2_R64_genomic.fna.gz"
+VCFS = sorted((Path(__file__).parents[1] / "data").glob("*.vcf"))
+SCORED = {"edges": 3, "indels": 8, "mnv": 4, "multiallelic": 12, "snv": 10, "unsorted": 5, "without_score": 0}
+
+
+@pytest.mark.parametrize("path", VCFS, ids=lambda path: path.stem)
+def test_every_vcf_of_the_test_data_is_scored(model, tmp_path, path, capsys):
+    out = tmp_path / "out.vcf.gz"
+    arguments = ["score", path, "-r", YEAST, "-m", model, "-o", out, "--window", 64]
+    if path.stem == "ref_mismatch":
+        assert genomoe(*arguments) == 1
+        assert "ref_mismatch.vcf, line 6: REF of NC_001133.9:30000" in capsys.readouterr().err
+        arguments += ["--ref-mismatch", "skip"]
+    if path.stem == "other_contig_name":
+        assert genomoe(*arguments) == 1
+        assert "Contig 'chrI' is not in the reference" in capsys.readouterr().err
+        arguments += ["--contig-alias", "chrI=NC_001133.9"]
+    if path.stem == "unsorted":
+        with pytest.warns(UserWarning, match="not sorted"):
+            assert genomoe(*arguments) == 0
+    else:
+        assert genomoe(*arguments) == 0
+    before = [line.split("\t") for line in path.read_text().splitlines() if line[0] != "#"]
+    after = [line.split("\t") for line in gzip.decompress(out.read_bytes()).decode().splitlines() if line[0] != "#"]
+    assert [row[:7] + row[8:] for row in after] == [row[:7] + row[8:] for row in before]
+    infos = [dict(item.split("=") for item in row[7].split(";")) for row in after]
+    scores = [score for info in infos for score in info["GENOMOE"].split(",")]
+    statuses = [status for info in infos for status in info["GENOMOE_STATUS"].split(",")]
+    assert [score != "." for score in scores] == [status == "ok" for status in statuses]
+    assert sum(score != "." for score in scores) == SCORED.get(path.stem, sum(s == "ok" for s in statuses))
+    if path.stem == "indels":  # one deletion, aligned at both ends of a run of one base
+        assert scores[-1] == scores[-2] or scores[0] == scores[1]

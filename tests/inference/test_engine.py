@@ -57,9 +57,7 @@ def plain_score(model, kind: str, pair: Pair) -> float:
     if kind == "embedding":
         ref, alt = (out[name].hidden[0, pair.first : pair.end].double().mean(0) for name in ("ref", "alt"))
         return float((alt - ref).norm())
-    p, q = (
-        out[name].logits[0, pair.ref_after - 1 : pair.end - 1].double().softmax(-1) for name in ("alt", "ref")
-    )
+    p, q = (out[name].logits[0, pair.ref_after - 1 : pair.end - 1].double().softmax(-1) for name in ("alt", "ref"))
     if not len(p):
         return 0.0
     middle = (p + q) / 2

@@ -107,8 +107,7 @@ def test_routing_table_covers_every_base_and_layer(predictor):
     np.testing.assert_allclose(expert_load(table).sum(axis=1), 2)
     alone = predictor.routing("GG")
     assert (
-        alone[["expert_1", "expert_2"]].values
-        == table.loc[table["sequence"] == 1, ["expert_1", "expert_2"]].values
+        alone[["expert_1", "expert_2"]].values == table.loc[table["sequence"] == 1, ["expert_1", "expert_2"]].values
     ).all()
 
 

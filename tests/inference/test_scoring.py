@@ -250,9 +250,15 @@ def test_killed_run_goes_on_with_no_row_lost_or_twice(predictor, fasta, vcf, tmp
 
 def test_other_settings_do_not_go_on_with_a_run(predictor, fasta, vcf, tmp_path):
     out = tmp_path / "out.tsv"
-    Journal(out, {"options": "others", "model": "tiny"}).close(remove=False)
-    with pytest.raises(JournalError, match=r"had another .*options.*--restart"):
+    job = {"window": 32, "model": "tiny", "ref_mismatch": "error"}
+    journal = Journal(out, job)
+    journal.append(0, [(0.5, Status.OK)])
+    journal.close(remove=False)
+    with pytest.raises(JournalError, match=r"had another .*window.*--restart"):
         run(predictor, fasta, vcf, out)
+    assert 0 in Journal(out, job | {"ref_mismatch": "skip"})  # what stopped a run may be skipped
+    Journal(tmp_path / "empty.tsv", job).close(remove=False)
+    assert not (tmp_path / ".empty.tsv.scoring").exists()
 
 
 def test_several_processes_share_the_chunks(predictor, fasta, vcf, tmp_path, monkeypatch):
