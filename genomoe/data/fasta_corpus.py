@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from genomoe.data.corpus import (
 )
 from genomoe.data.description import CorpusDescription, SourceDescription, describe_paths
 from genomoe.data.selection import FoundContig, chosen, place_regions, require_unique
-from genomoe.genome.fasta import Reference
+from genomoe.genome.compression import detect_compression
+from genomoe.genome.errors import GenoMoEError
+from genomoe.genome.fasta import SMALL_FILE, Reference
 
 _UPPER = bytes(range(97)) + bytes(range(65, 91)) + bytes(range(123, 256))
 
@@ -45,6 +48,9 @@ class FastaCorpus:
         if not isinstance(description, CorpusDescription):
             description = describe_paths(description, weights)
         self.description = description
+        sizes = [file.stat().st_size for source in description.sources for file in source.files]
+        self._by_position = sum(sizes) > SMALL_FILE
+        self._fingerprint: dict[str, str] | None = None
         self.references: list[Reference] = []
         self._owner: list[int] = []
         self._fold_case: list[bool] = []
@@ -86,7 +92,7 @@ class FastaCorpus:
     def _open(self, source: SourceDescription) -> tuple[list[FoundContig], list[int]]:
         found, owners = [], []
         for file in source.files:
-            reference = Reference(file)
+            reference = self._reference(file)
             for contig, length in reference.contigs.items():
                 unknown = -1
                 if source.max_n_fraction < 1:
@@ -96,6 +102,15 @@ class FastaCorpus:
                 owners.append(len(self.references))
             self.references.append(reference)
         return found, owners
+
+    def _reference(self, file: Path) -> Reference:
+        """In memory where the whole corpus is small; otherwise by position where the file allows it."""
+        if self._by_position and detect_compression(file) in ("plain", "bgzip"):
+            try:
+                return Reference(file, in_memory=False)
+            except GenoMoEError:
+                pass  # uneven lines, or GenBank
+        return Reference(file)
 
     def _is_masked(self, number: int) -> bool:
         rows = np.flatnonzero(self.contigs.sources == number)
@@ -129,5 +144,7 @@ class FastaCorpus:
         return out
 
     def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of each source file, by its path."""
-        return {str(reference.path): file_sha256(reference.path) for reference in self.references}
+        """SHA-256 of each source file, by its path; taken once."""
+        if self._fingerprint is None:
+            self._fingerprint = {str(reference.path): file_sha256(reference.path) for reference in self.references}
+        return self._fingerprint

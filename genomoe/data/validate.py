@@ -10,7 +10,7 @@ from genomoe.data.corpus import is_masking
 from genomoe.data.description import CorpusDescription
 from genomoe.genome.compression import detect_compression
 from genomoe.genome.errors import GenoMoEError, InputError
-from genomoe.genome.fasta import read_fai
+from genomoe.genome.fasta_index import read_fai
 from genomoe.genome.fasta_parser import Header, Report, Verdict
 from genomoe.genome.random_access import BgzfFile, PlainFile
 from genomoe.genome.sequence_files import scan_sequences, sequence_format

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from genomoe.genome.alphabet import IUPAC, reverse_complement
 from genomoe.genome.compression import detect_compression, require_file
 from genomoe.genome.coordinates import Interval, Variant
 from genomoe.genome.errors import GenoMoEError, InputError
-from genomoe.genome.fasta_parser import FastaIndex, Header, UnevenLinesError, index_fasta
+from genomoe.genome.fasta_index import FastaIndex, UnevenLinesError, index_fasta, read_fai
+from genomoe.genome.fasta_parser import Header
 from genomoe.genome.random_access import BgzfFile, ByteReader, PlainFile, check_signature, file_signature
 from genomoe.genome.sequence_files import resolve_path, scan_sequences, sequence_format
 
@@ -197,52 +197,3 @@ class Reference:
     def __repr__(self) -> str:
         how = "in memory" if self._index is None else "indexed"
         return f"Reference({str(self.path)!r}, {len(self.contigs)} contigs, {how})"
-
-
-def read_fai(path: Path, reader: ByteReader) -> FastaIndex | None:
-    """The samtools index at `path` if it fits the file byte by byte between records, else None (with a warning).
-
-    Each record's letters must end where the next record's header starts, that header must carry the next row's
-    name, and the last record must end with the file. Together with the line-end check of every fetch, a table that
-    passes can't yield a wrong base.
-    """
-    if not path.is_file():
-        return None
-    try:
-        fields = [line.split("\t") for line in path.read_text().splitlines()]
-        names = [row[0] for row in fields]
-        columns = np.array([[int(value) for value in row[1:5]] for row in fields], dtype=np.int64)
-        if columns.ndim != 2 or columns.shape[1] != 4 or len(set(names)) != len(names):
-            raise ValueError
-    except (OSError, ValueError):
-        warnings.warn(f"{path} is not a readable index and was left aside.", stacklevel=3)
-        return None
-    index = FastaIndex(names, *columns.T)
-    if not _index_fits(index, reader):
-        warnings.warn(f"{path} does not belong to the file as it is now and was left aside.", stacklevel=3)
-        return None
-    return index
-
-
-def _index_fits(index: FastaIndex, reader: ByteReader) -> bool:
-    if (index.lengths < 0).any() or (index.offsets < 0).any():
-        return False
-    if ((index.lengths > 0) & ((index.line_bases < 1) | (index.line_bytes < index.line_bases))).any():
-        return False
-    bases = np.maximum(index.line_bases, 1)
-    last = index.lengths - 1
-    ends = index.offsets + np.where(index.lengths > 0, last // bases * index.line_bytes + last % bases + 1, 0)
-    starts = np.append(index.offsets, reader.size)
-    if (np.diff(index.offsets) < 0).any() or (ends > starts[1:]).any():
-        return False
-    place = 0
-    for row, name in enumerate(index.names):
-        gap = reader.read(place, int(index.offsets[row])).lstrip(b"\r\n")
-        words = gap[1:].split(None, 1)
-        complete = gap.endswith(b"\n") or int(index.offsets[row]) >= reader.size
-        if gap[:1] != b">" or gap.count(b"\n") > 1 or not complete:
-            return False
-        if not words or words[0].decode("utf-8", "replace") != name:
-            return False
-        place = int(ends[row])
-    return not reader.read(place, reader.size).strip(b"\r\n")

@@ -7,7 +7,9 @@ table of a bgzip file is read from its block headers (about 20 bytes a block), s
 from __future__ import annotations
 
 import os
+import threading
 import zlib
+from collections import OrderedDict
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +26,23 @@ class ByteReader(Protocol):
     def size(self) -> int: ...
 
 
+MOST_OPEN = 128
+"""Descriptors a process keeps open at a time: a corpus may have thousands of files."""
+
+_open: OrderedDict[int, tuple[FileHandle, int]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    """A forked process opens its files anew (and its lock may have been held by another thread)."""
+    global _lock
+    _lock = threading.Lock()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
 class FileHandle:
     """A file descriptor opened in the process that uses it, on the file as it was first seen.
 
@@ -33,33 +52,31 @@ class FileHandle:
     def __init__(self, path: str) -> None:
         self.path = path
         self.signature = file_signature(path)
-        self._descriptor: int | None = None
-        self._process = -1
 
     def pread(self, size: int, offset: int) -> bytes:
         """`size` bytes at `offset`; fewer only at the end of the file."""
-        if self._process != os.getpid() or self._descriptor is None:
-            self.open()
-        assert self._descriptor is not None
-        data = os.pread(self._descriptor, size, offset)
-        while len(data) < size:  # one call returns at most 2 GiB
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
+        with _lock:  # so that no other thread closes the descriptor meanwhile
+            descriptor = self._descriptor()
+            data = os.pread(descriptor, size, offset)
+            while len(data) < size:  # one call returns at most 2 GiB
+                more = os.pread(descriptor, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
         return data
 
-    def open(self) -> None:
+    def _descriptor(self) -> int:
+        found = _open.get(id(self))
+        if found is not None:
+            _open.move_to_end(id(self))
+            return found[1]
         check_signature(self.path, self.signature)
-        self._descriptor = os.open(self.path, os.O_RDONLY)
-        self._process = os.getpid()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"path": self.path, "signature": self.signature, "_descriptor": None, "_process": -1}
-
-    def __del__(self) -> None:
-        if self._descriptor is not None and self._process == os.getpid():
-            os.close(self._descriptor)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        _open[id(self)] = (self, descriptor)  # holds self, so that no other handle can take its id
+        if len(_open) > MOST_OPEN:
+            _, (_, oldest) = _open.popitem(last=False)
+            os.close(oldest)
+        return descriptor
 
 
 def file_signature(path: str) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from small_corpora import write_fasta
 from genomoe.data.build import build_corpus
 from genomoe.data.datamodule import BatchLoader, GenomeDataModule
 from genomoe.data.dataset import StreamingGenomeDataset
-from genomoe.data.description import read_description
+from genomoe.data.description import describe_paths, read_description
 from genomoe.data.fasta_corpus import FastaCorpus
 from genomoe.data.sampling import SamplingConfig
 from genomoe.genome.alphabet import make_tokenizer
@@ -274,6 +276,22 @@ def test_memory_is_bounded_by_the_setting(tmp_path):
     finally:
         module.BlockCache = original
     assert max(held) <= dataset.cache_bases(1) < 0.25 * len(letters)
+
+
+def test_resident_memory_is_flat_over_an_epoch(tmp_path):
+    """A corpus of 64 Mb read with a cache of about 4 Mb: what the process holds does not grow with what it has read."""
+    rng = np.random.default_rng(0)
+    letters = rng.choice(list(b"ACGT"), 64_000_000).astype(np.uint8).tobytes()
+    store = build_corpus(describe_paths([str(write_fasta(tmp_path / "x.fa", {"x": letters}))]), tmp_path / "s.zarr")
+    del letters
+    dataset = make(store, batch_size=16, context=8192, block_bases=1 << 18, group_bases=1 << 20)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    held = [resident() for number, _ in enumerate(dataset) if number >= 100]
+    assert len(held) > 300
+    assert max(held) - held[0] < 24_000_000
 
 
 def test_each_block_is_decoded_once_whatever_the_number_of_workers(tmp_path):

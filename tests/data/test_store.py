@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from small_corpora import write_fasta
 
 from genomoe.data import build as build_module
+from genomoe.data import parse as parse_module
 from genomoe.data.build import build_corpus
 from genomoe.data.corpus import apply_letters, apply_mask, join_runs, letter_runs, lower_case_runs
 from genomoe.data.description import describe_paths, read_description
@@ -222,13 +223,13 @@ def test_a_killed_build_leaves_no_store(tmp_path):
 
 def test_a_file_that_changes_while_it_is_parsed_is_refused(tmp_path, monkeypatch):
     path = write_fasta(tmp_path / "x.fa", {"x": b"ACGT" * 100})
-    parse = build_module.scan_sequences
+    parse = parse_module.scan_sequences
 
     def slow(*arguments):
         yield from parse(*arguments)
         write_fasta(path, {"x": b"ACGT" * 101})
 
-    monkeypatch.setattr(build_module, "scan_sequences", slow)
+    monkeypatch.setattr(parse_module, "scan_sequences", slow)
     with pytest.raises(IntegrityError, match="while it was being read"):
         build_corpus(describe_paths([str(path)]), tmp_path / "s.zarr")
 

@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from genomoe.genome.coordinates import Interval
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.fasta import Reference
-from genomoe.genome.fasta_parser import Header, Verdict, index_fasta, read_fasta, scan_fasta
+from genomoe.genome.fasta_index import index_fasta
+from genomoe.genome.fasta_parser import Header, Verdict, read_fasta, scan_fasta
 from genomoe.genome.random_access import PlainFile
 
 ALLOWED = set("ACGTURYSWKMBDHVNacgturyswkmbdhvn")

@@ -198,6 +198,18 @@ def test_positions_past_two_to_the_31(tmp_path):
         reference.fetch(Interval("huge", 1000, 1010))  # a hole holds zero bytes, which are no bases
 
 
+def test_thousands_of_files_need_few_descriptors(tmp_path):
+    references = []
+    for number in range(1500):
+        (tmp_path / f"{number}.fa").write_bytes(b">c\n" + b"ACGT"[number % 4 : number % 4 + 1] * 9 + b"\n")
+        references.append(Reference(tmp_path / f"{number}.fa", in_memory=False))
+    for _ in range(2):
+        for number, reference in enumerate(references):
+            assert reference.fetch(Interval("c", 2, 5)) == b"ACGT"[number % 4 : number % 4 + 1] * 3
+    if os.path.isdir("/proc/self/fd"):
+        assert len(os.listdir("/proc/self/fd")) < 300
+
+
 def test_ten_thousand_contigs_open_quickly(tmp_path):
     path = tmp_path / "many.fa"
     path.write_bytes(b"".join(b">c%d\nACGT\nAC\n" % n for n in range(10_000)))
