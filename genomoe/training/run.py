@@ -32,6 +32,7 @@ from genomoe.training.planning import Device, require_fit, step_shape
 from genomoe.training.precision import PrecisionConfig
 from genomoe.training.pretrain import CausalModule
 from genomoe.training.run_directory import RunDirectory, environment, open_run, write_provenance
+from genomoe.training.start import start_from
 
 
 class Terminated(GenoMoEError):
@@ -130,6 +131,8 @@ def pretrain(config: DictConfig) -> RunResult:
     refuse_if_too_large(config, data.tokenizer, precision, trainer_config)
     model = make_model(config, data.tokenizer, precision)
     run, checkpoint = open_run(config)
+    if config.start_from is not None and checkpoint is None:
+        start_from(model, data.tokenizer.to_dict(), config.start_from)
     module = CausalModule(
         model,
         optim=optim,
@@ -303,6 +306,7 @@ def _card(config: DictConfig, trainer: lightning.Trainer, module: CausalModule) 
     return {
         "Name": config.name,
         "Trained on": data,
+        "Started from": config.start_from or "random weights",
         "Optimizer steps": trainer.global_step,
         "Tokens seen": f"{module.tokens_seen:,}",
         "Last metrics": {name: round(value, 4) for name, value in module.latest.items()},
