@@ -76,20 +76,23 @@ class TensorPool:
 
     def __init__(self, most: int = 32) -> None:
         self._most = most
-        self._buffers: list[np.ndarray] = []
+        self._buffers: list[np.ndarray] = [np.empty(0, dtype=np.uint8)]
+        self._idle = self._references(0)  # how the count of a free buffer looks to this interpreter
 
     def empty(self, count: int, dtype: type[np.generic]) -> Tensor:
         """An uninitialised tensor [count]."""
         size = count * np.dtype(dtype).itemsize
         for place in range(len(self._buffers)):
-            buffer = self._buffers[place]
-            if size <= buffer.nbytes <= 2 * size + 4096 and sys.getrefcount(buffer) == 3:
-                return torch.from_numpy(buffer[:size].view(dtype))
+            if self._references(place) == self._idle and size <= self._buffers[place].nbytes <= 2 * size + 4096:
+                return torch.from_numpy(self._buffers[place][:size].view(dtype))
         buffer = np.empty(size, dtype=np.uint8)
         if len(self._buffers) == self._most:
             self._buffers.pop(0)
         self._buffers.append(buffer)
         return torch.from_numpy(buffer.view(dtype))
+
+    def _references(self, place: int) -> int:
+        return sys.getrefcount(self._buffers[place])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 from small_corpora import write_fasta
 
 from genomoe.data.build import build_corpus
+from genomoe.data.collate import TensorPool
 from genomoe.data.datamodule import BatchLoader, GenomeDataModule
 from genomoe.data.dataset import StreamingGenomeDataset
 from genomoe.data.description import describe_paths, read_description
@@ -253,6 +254,30 @@ def test_kmer_windows_follow_the_remainder_rule(tmp_path):
     (batch,) = list(packed)
     assert batch.tokens[:4].tolist() == tokenizer.encode("ACGTACGTAC").tolist()
     assert batch.cu_seqlens.tolist() == [0, 8, 16]
+
+
+def test_batch_memory_is_used_again_only_when_nobody_holds_it():
+    pool = TensorPool(most=4)
+    kept = pool.empty(1000, np.int64).fill_(7)
+    view = pool.empty(1000, np.int64).fill_(8)[10:20].view(2, 5).numpy()
+    address = pool.empty(1000, np.int64).data_ptr()
+    again = pool.empty(1000, np.int64)
+    assert again.data_ptr() == address
+    again.fill_(9)
+    for _ in range(20):
+        pool.empty(1000, np.int64).fill_(0)
+    assert (kept == 7).all()
+    assert (view == 8).all()
+    assert (again == 9).all()
+
+
+def test_batches_that_are_kept_stay_what_they_were(corpora):
+    dataset = make(corpora[1])
+    kept = list(BatchLoader(dataset))
+    fresh = make(corpora[1])
+    bounds = fresh.bounds()
+    for number, batch in enumerate(kept):
+        assert same(batch, fresh.make_batch(int(bounds[number]), int(bounds[number + 1])))
 
 
 def test_memory_is_bounded_by_the_setting(tmp_path):

@@ -4,8 +4,8 @@ import gzip
 import lzma
 
 import numpy as np
+import pyarrow
 import pytest
-import zstandard
 from pysam import BGZFile
 
 from genomoe.genome.coordinates import Interval
@@ -71,7 +71,7 @@ COMPRESS = {
     "gzip": lambda data, path: path.write_bytes(gzip.compress(data)),
     "gzip in two members": lambda data, path: path.write_bytes(gzip.compress(data[:7]) + gzip.compress(data[7:])),
     "xz": lambda data, path: path.write_bytes(lzma.compress(data)),
-    "zstd": lambda data, path: path.write_bytes(zstandard.compress(data)),
+    "zstd": lambda data, path: path.write_bytes(pyarrow.compress(data, codec="zstd", asbytes=True)),
 }
 
 
