@@ -9,12 +9,15 @@ import pandas as pd
 import pysam
 import pytest
 import torch
+from tiny_models import tiny_model
 
+from genomoe.genome.alphabet import ByteTokenizer, KmerTokenizer
 from genomoe.genome.coordinates import Interval, Variant
 from genomoe.genome.fasta import Reference
 from genomoe.genome.variant_files import open_variants
 from genomoe.genome.variants import Status
 from genomoe.inference.journal import Journal, JournalError
+from genomoe.inference.predictor import Predictor
 from genomoe.inference.score_file import score_file
 from genomoe.inference.scoring import ScoringOptions
 
@@ -310,3 +313,20 @@ def test_memory_is_flat_on_a_long_file(tmp_path):
         tracemalloc.stop()
         assert summary.rows == size
     assert peaks[1] < peaks[0] + 1_000_000
+
+
+@pytest.mark.parametrize("name", ["3mer", "byte"])
+def test_other_tokenizers_score_whole_windows_too(fasta, sequences, name):
+    tokenizer = KmerTokenizer(3) if name == "3mer" else ByteTokenizer()
+    predictor = Predictor(tiny_model(vocab_size=tokenizer.vocab_size), tokenizer)
+    sequence, at, window = sequences["chr1"], 150, 66
+    start = at - window // 2
+    for ref, alt in ((sequence[at], other(sequence[at])), (sequence[at], sequence[at] + "GAT")):
+        whole = sequence[:at] + alt + sequence[at + 1 :]
+        expected = log_likelihood(predictor, whole[start : start + window])
+        expected -= log_likelihood(predictor, sequence[start : start + window])
+        got = score(predictor, fasta, Variant("chr1", at, ref, alt), strands="fwd", window=window)
+        assert got["score"][0] == pytest.approx(expected, abs=2e-5)
+    for kind in ("marginal", "embedding", "jsd"):
+        got = score(predictor, fasta, Variant("chr1", at, sequence[at], other(sequence[at])), score=kind, window=window)
+        assert math.isfinite(got["score"][0])
