@@ -39,9 +39,7 @@ def run(
     with Console(stderr=True).status(f"embedding {len(records)} sequences"):
         vectors = predictor.embed(records, layer=layer, pool=pool, strands=strands)
     if out.name.endswith(".npz"):
-        arrays = (
-            dict(zip(names, vectors, strict=True)) if pool == "none" else {"names": names, "vectors": vectors}
-        )
+        arrays = dict(zip(names, vectors, strict=True)) if pool == "none" else {"names": names, "vectors": vectors}
         with replacing(out) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     else:

@@ -126,8 +126,7 @@ def print_table(compared: pd.DataFrame) -> None:
     for name, part in compared.groupby("predictor", sort=False):
         rows = part.set_index("metric")
         cells = [
-            f"{rows.loc[m, 'mean']:.4f}"
-            + (f" ({rows.loc[m, 'spread']:.4f})" if rows.loc[m, "seeds"] > 1 else "")
+            f"{rows.loc[m, 'mean']:.4f}" + (f" ({rows.loc[m, 'spread']:.4f})" if rows.loc[m, "seeds"] > 1 else "")
             for m in metrics
         ]
         first = part.iloc[0]
@@ -137,9 +136,7 @@ def print_table(compared: pd.DataFrame) -> None:
 
 def _open(run: RunDirectory, *, overwrite: bool) -> RunDirectory:
     if run.finished and not overwrite:
-        raise ConfigError(
-            f"{run.path} already holds a finished run; give another paths.run_dir, or overwrite=true."
-        )
+        raise ConfigError(f"{run.path} already holds a finished run; give another paths.run_dir, or overwrite=true.")
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"paths.run_dir={run.path} is a file, not a folder.")
     return run

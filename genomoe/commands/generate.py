@@ -15,9 +15,7 @@ from genomoe.genome.errors import GenoMoEError
 from genomoe.inference.predictor import from_pretrained
 
 
-def run(
-    prompt: str, *, model: Path, out: Path | None, device: str, dtype: str | None, n: int, **options: Any
-) -> None:
+def run(prompt: str, *, model: Path, out: Path | None, device: str, dtype: str | None, n: int, **options: Any) -> None:
     """Print or write FASTA records named PROMPT_NUMBER, each a continuation without its prompt."""
     if prompt and set(prompt.upper()) <= set("ACGTUNRYSWKMBDHV"):
         names, prompts = ["sample"], [prompt]

@@ -71,9 +71,7 @@ def read_aliases(items: list[str]) -> dict[str, str]:
             names = line.split("\t")
             if line.strip() and not line.startswith("#"):
                 if len(names) != 2:
-                    raise GenoMoEError(
-                        f"{item}, line {number}: two columns with a tab between were expected."
-                    )
+                    raise GenoMoEError(f"{item}, line {number}: two columns with a tab between were expected.")
                 found[names[0].strip()] = names[1].strip()
     return found
 
@@ -87,6 +85,4 @@ def _local(device: str) -> str:
 def _model_id(folder: Path) -> str:
     """Folder, sizes and times of the files that make up a model."""
     files = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors"))
-    return ";".join(
-        [str(folder.resolve()), *(f"{p.name}:{p.stat().st_size}:{p.stat().st_mtime_ns}" for p in files)]
-    )
+    return ";".join([str(folder.resolve()), *(f"{p.name}:{p.stat().st_size}:{p.stat().st_mtime_ns}" for p in files)])

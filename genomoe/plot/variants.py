@@ -14,9 +14,7 @@ def plot_mutagenesis(matrix: pd.DataFrame, ax: Any = None) -> Any:
     """Bases (rows) by positions (columns); blue lowers, red raises; the range is symmetric about 0."""
     ax = ax or _axes(max(6.0, 0.07 * matrix.shape[1]), 2.2)
     limit = float(np.nanmax(np.abs(matrix.to_numpy()))) or 1.0
-    image = ax.imshow(
-        matrix.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
-    )
+    image = ax.imshow(matrix.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
     ax.set_yticks(range(len(matrix.index)), list(matrix.index))
     ticks = np.linspace(0, matrix.shape[1] - 1, num=min(8, matrix.shape[1]), dtype=int)
     ax.set_xticks(ticks, [f"{matrix.columns[i]:,}" for i in ticks])

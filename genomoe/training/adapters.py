@@ -37,9 +37,7 @@ def prepare_backbone(model: GenoMoEModel, mode: str, *, rank: int, alpha: float,
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("mode=lora needs peft: install 'genomoe[lora]'") from error
     if dropout:
-        raise ConfigError(
-            f"lora.dropout={dropout}: peft adapts expert parameters only without dropout; set it to 0."
-        )
+        raise ConfigError(f"lora.dropout={dropout}: peft adapts expert parameters only without dropout; set it to 0.")
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,

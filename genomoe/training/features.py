@@ -42,8 +42,7 @@ class TokenTable:
         ]
         # what comes after the last own position is never read by a causal model
         encoded = [
-            [ids[:high] for ids, (_, high) in zip(*both, strict=True)]
-            for both in zip(encoded, spans, strict=True)
+            [ids[:high] for ids, (_, high) in zip(*both, strict=True)] for both in zip(encoded, spans, strict=True)
         ]
         lengths = np.array([[len(ids) for ids in view] for view in encoded])
         self.longest = int(lengths.max())
@@ -91,9 +90,7 @@ class FeatureModel(nn.Module):
         B, V, S = ids_BVS.shape
         valid = ids_BVS.flatten(0, 1) != self.pad_id
         deep = self.layer != -1
-        output = self.backbone(
-            ids_BVS.flatten(0, 1), valid=valid, compute_logits=False, output_hidden_states=deep
-        )
+        output = self.backbone(ids_BVS.flatten(0, 1), valid=valid, compute_logits=False, output_hidden_states=deep)
         hidden = (output.hidden_states[self.layer] if deep else output.hidden).view(B, V, S, -1)
         strands = 1 if self.strands == "fwd" else 2
         per_strand = []

@@ -21,9 +21,7 @@ class PositionHead(nn.Module):
     and no hidden layer it would be a linear model with a weight for every feature of every position.
     """
 
-    def __init__(
-        self, features: int, positions: int, outputs: int, *, channels: int, hidden: int, dropout: float
-    ):
+    def __init__(self, features: int, positions: int, outputs: int, *, channels: int, hidden: int, dropout: float):
         super().__init__()
         self.positions = positions
         self.mix = nn.Linear(features, channels)
@@ -31,9 +29,7 @@ class PositionHead(nn.Module):
         self.out = nn.Linear(hidden, outputs)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, hidden_BSD: Float[Tensor, "B S D"], valid_BS: Bool[Tensor, "B S"]
-    ) -> Float[Tensor, "B O"]:
+    def forward(self, hidden_BSD: Float[Tensor, "B S D"], valid_BS: Bool[Tensor, "B S"]) -> Float[Tensor, "B O"]:
         x_BF = self.dropout(self.mix(hidden_BSD.float()).flatten(1))
         return self.out(self.dropout(F.gelu(self.hidden(x_BF))))
 
