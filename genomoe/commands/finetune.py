@@ -52,9 +52,10 @@ def run_config(config: DictConfig, *, report: Any = None) -> dict[str, Any]:
     from genomoe.evaluation.discrimination import METRICS
     from genomoe.evaluation.finetuning import comparison, interval_table, ridge_baselines
     from genomoe.genome.alphabet import NucleotideTokenizer, make_tokenizer
-    from genomoe.model.pretrained import from_pretrained, save_pretrained
+    from genomoe.model.pretrained import from_pretrained
     from genomoe.model.transformer import GenoMoEModel
     from genomoe.training.finetune import FineTuneOptions, finetune, train_on_one_hot
+    from genomoe.training.finetuned import save_finetuned
     from genomoe.training.tasks import TaskConfig, build_task, read_table
 
     tell = report or (lambda text: None)
@@ -102,9 +103,8 @@ def run_config(config: DictConfig, *, report: Any = None) -> dict[str, Any]:
     compared, intervals = comparison(results, data, task), interval_table(results["pretrained"], data, task)
     write_provenance(target, config)
     best = results["pretrained"]
-    assert best.model is not None
     card = {"fine-tuned from": str(folder), "task": task.name, "mode": options.mode}
-    save_pretrained(best.model, tokenizer.to_dict(), target.model, card=card)
+    save_finetuned(target.path, best, task, options, data.classes, tokenizer, card=card)
     _write(
         target,
         results,
@@ -150,8 +150,6 @@ def _write(
     intervals: pd.DataFrame,
     facts: dict[str, Any],
 ) -> None:
-    from safetensors.torch import save_file
-
     history = [
         {"predictor": name, "seed": seed.seed, **row}
         for name, result in results.items()
@@ -159,8 +157,6 @@ def _write(
         for row in seed.history
     ]
     write_text(run.metrics_file, pd.DataFrame(history).to_csv(index=False))
-    head = run.path / "head.safetensors"
-    save_file({k: v.contiguous() for k, v in results["pretrained"].head.state_dict().items()}, head)
     from genomoe.training.finetune import score_of
 
     rows = data.where("test")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from genomoe.genome.alphabet import Tokenizer, reverse_complement
 from genomoe.genome.errors import GenoMoEError
 from genomoe.model.transformer import GenoMoEModel
-from genomoe.training.tasks import TaskData
+from genomoe.training.tasks import TaskInputs
 
 __all__ = ["FeatureModel", "TokenTable", "cache_features", "one_hot_features"]
 
@@ -27,7 +27,7 @@ class TokenTable:
     -REF), those that the task does not have left out.
     """
 
-    def __init__(self, data: TaskData, tokenizer: Tokenizer, *, both_strands: bool):
+    def __init__(self, data: TaskInputs, tokenizer: Tokenizer, *, both_strands: bool):
         if tokenizer.bases_per_token != 1 and data.centre != slice(None):
             raise GenoMoEError("A locus with flanks needs a tokenizer of one token a base.")
         haplotypes = [data.alt] if data.ref is None else [data.alt, data.ref]

@@ -73,6 +73,10 @@ class FineTuneResult:
     head: nn.Module
     """Its scale and head."""
     trained_parameters: int
+    label_scale: tuple[float, float] = (0.0, 1.0)
+    """Mean and deviation that turn the head's output back into labels of a regression."""
+    positions: int | None = None
+    """Own positions of every row, if all agree."""
 
 
 def finetune(
@@ -146,7 +150,14 @@ def finetune(
         if result.validation > best:
             best, kept = result.validation, (merge_adapters(adapted), copy.deepcopy(module.head).cpu())
     assert kept is not None
-    return FineTuneResult(seeds=results, model=kept[0], head=kept[1], trained_parameters=trained)
+    return FineTuneResult(
+        seeds=results,
+        model=kept[0],
+        head=kept[1],
+        trained_parameters=trained,
+        label_scale=_label_scale(data),
+        positions=table.positions,
+    )
 
 
 def train_on_one_hot(
@@ -187,12 +198,8 @@ def _train(
 ) -> tuple[FineTuneModule, SeedResult]:
     train, validation = data.where("train"), data.where("validation")
     classes = len(data.classes)
-    mean, deviation = 0.0, 1.0
-    if classes:
-        targets = torch.from_numpy(data.labels)
-    else:
-        mean, deviation = float(data.labels[train].mean()), float(data.labels[train].std()) or 1.0
-        targets = torch.from_numpy((data.labels - mean) / deviation).float()
+    mean, deviation = _label_scale(data)
+    targets = torch.from_numpy(data.labels if classes else ((data.labels - mean) / deviation).astype(np.float32))
     weight = None
     if classes and options.class_weights == "balanced":
         counts = np.bincount(data.labels[train], minlength=classes)
@@ -230,6 +237,14 @@ def _train(
         history=module.history,
     )
     return module, result
+
+
+def _label_scale(data: TaskData) -> tuple[float, float]:
+    """Mean and deviation of the training labels; of classes there are none."""
+    if data.classes:
+        return 0.0, 1.0
+    labels = data.labels[data.where("train")]
+    return float(labels.mean()), float(labels.std()) or 1.0
 
 
 def _predict(module: FineTuneModule, tensors: tuple[Tensor, ...], size: int) -> Tensor:

@@ -78,25 +78,31 @@ class TaskConfig(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskData:
-    """Rows that can be learnt from, in the table's order."""
+class TaskInputs:
+    """What is read for the rows of a table, in its order."""
 
     alt: list[bytes]
     """What is read, in upper case."""
     ref: list[bytes] | None
     """For input "pair": the same window without the variant, equally long."""
-    labels: np.ndarray
-    """float64 values, or int64 class numbers."""
-    classes: tuple[str, ...]
-    """Names of the classes in order; empty for a regression."""
-    split: np.ndarray
-    """"train", "validation" or "test" for each row."""
     rows: np.ndarray
     """Row of the table each came from."""
     dropped: Mapping[str, int]
     """Reason to number of table rows left out."""
     centre: slice
     """The part of each sequence that is the row's own: all of it but the flanks."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskData(TaskInputs):
+    """Rows that can be learnt from, with their labels and splits."""
+
+    labels: np.ndarray
+    """float64 values, or int64 class numbers."""
+    classes: tuple[str, ...]
+    """Names of the classes in order; empty for a regression."""
+    split: np.ndarray
+    """"train", "validation" or "test" for each row."""
 
     def where(self, split: str) -> np.ndarray:
         return np.flatnonzero(self.split == split)
@@ -110,39 +116,50 @@ def read_table(path: str) -> pd.DataFrame:
     return tables.read_table(file)
 
 
-def build_task(task: TaskConfig, table: pd.DataFrame, *, seed: int = 0) -> TaskData:
-    """The sequences, labels and splits of a table.
+def read_inputs(task: TaskConfig, table: pd.DataFrame) -> TaskInputs:
+    """The sequences of a table's rows, for learning or for predicting.
 
-    Rows without a label, or whose variant has no sequence, are left out and counted. Raises ConfigError if a
-    column or a split is missing, GenoMoEError if sequences of a locus differ in length from it.
+    Rows whose variant has no sequence are left out and counted. Raises ConfigError if a column is missing,
+    GenoMoEError if sequences of a locus differ in length from it.
     """
-    inputs = {"sequence": ["sequence"], "interval": ["contig", "start", "end"]}
-    needed = ["label", *inputs.get(task.input, ["contig", "position", "ref", "alt"])]
-    for role in needed:
+    needed = {"sequence": ["sequence"], "interval": ["contig", "start", "end"]}
+    _need(task, table, needed.get(task.input, ["contig", "position", "ref", "alt"]))
+    rows, dropped, centre = np.arange(len(table)), {}, slice(None)
+    ref: list[bytes] | None = None
+    if task.input == "sequence":
+        alt, centre = _sequences(task, table[task.column("sequence")].astype(str).tolist())
+    elif task.input == "interval":
+        assert task.reference is not None
+        names = {role: task.column(role) for role in ROLES}
+        intervals = tables.table_intervals(task.table, table, names, one_based=False)
+        letters = tables.interval_letters(task.table, intervals, Reference(task.reference), task.window)
+        alt = [text.upper() for text in letters]
+    else:
+        alt, ref, rows, dropped = _windows(task, table)
+    return TaskInputs(alt=alt, ref=ref, rows=rows, dropped=dropped, centre=centre)
+
+
+def _need(task: TaskConfig, table: pd.DataFrame, roles: Sequence[str]) -> None:
+    for role in roles:
         if task.column(role) not in table.columns:
             raise ConfigError(
                 f"task.columns.{role}: the table {task.table} has no column {task.column(role)}; it has "
                 f"{', '.join(map(str, table.columns))}."
             )
-    dropped: dict[str, int] = {}
+
+
+def build_task(task: TaskConfig, table: pd.DataFrame, *, seed: int = 0) -> TaskData:
+    """The sequences, labels and splits of a table; rows without a label are left out and counted.
+
+    Raises what `read_inputs` raises, and ConfigError if a label column or a split is missing.
+    """
+    _need(task, table, ["label"])
     table = table.reset_index(drop=True)
-    labelled = table[task.column("label")].notna()
-    if not labelled.all():
-        dropped["no label"] = int((~labelled).sum())
-    rows = np.flatnonzero(labelled.to_numpy())
-    centre = slice(None)
-    ref: list[bytes] | None = None
-    if task.input == "sequence":
-        alt, centre = _sequences(task, table[task.column("sequence")].iloc[rows].astype(str).tolist())
-    elif task.input == "interval":
-        assert task.reference is not None
-        names = {role: task.column(role) for role in ROLES}
-        intervals = tables.table_intervals(task.table, table.iloc[rows], names, one_based=False)
-        letters = tables.interval_letters(task.table, intervals, Reference(task.reference), task.window)
-        alt = [text.upper() for text in letters]
-    else:
-        alt, ref, kept, reasons = _windows(task, table.iloc[rows])
-        rows, dropped = rows[kept], dropped | reasons
+    labelled = np.flatnonzero(table[task.column("label")].notna().to_numpy())
+    inputs = read_inputs(task, table.iloc[labelled])
+    rows, dropped = labelled[inputs.rows], dict(inputs.dropped)
+    if len(labelled) < len(table):
+        dropped["no label"] = len(table) - len(labelled)
     labels = table[task.column("label")].iloc[rows]
     classes: tuple[str, ...] = ()
     if task.kind == "classification":
@@ -154,14 +171,14 @@ def build_task(task: TaskConfig, table: pd.DataFrame, *, seed: int = 0) -> TaskD
     else:
         values = labels.to_numpy(dtype=np.float64)
     return TaskData(
-        alt=alt,
-        ref=ref,
+        alt=inputs.alt,
+        ref=inputs.ref,
+        rows=rows,
+        dropped=dropped,
+        centre=inputs.centre,
         labels=values,
         classes=classes,
         split=_split(task, table.iloc[rows], seed),
-        rows=rows,
-        dropped=dropped,
-        centre=centre,
     )
 
 

@@ -18,6 +18,7 @@ from genomoe.model.pretrained import from_pretrained, save_pretrained
 from genomoe.model.transformer import GenoMoEModel
 from genomoe.training.features import FeatureModel, TokenTable, cache_features, one_hot_features
 from genomoe.training.finetune import FineTuneOptions, finetune, split_metrics, train_on_one_hot
+from genomoe.training.finetuned import load_finetuned
 from genomoe.training.tasks import TaskConfig, build_task
 
 TOKENIZER = NucleotideTokenizer()
@@ -273,6 +274,15 @@ def test_command_writes_a_run(table, tmp_path, capsys):
         "report/predictions.csv",
     ):
         assert (tmp_path / "run" / name).is_file()
+    fine_tuned, rows = load_finetuned(tmp_path / "run"), pd.read_csv(tmp_path / "run" / "report" / "predictions.csv")
+    best = pd.read_csv(tmp_path / "run" / "metrics.csv").query("predictor == 'pretrained'")
+    seed = best.loc[best["validation"].idxmax(), "seed"]
+    again = fine_tuned.predict(table.iloc[rows["row"]])  # float16 was kept while training
+    np.testing.assert_allclose(again, rows[f"pretrained {seed}"], atol=5e-3)
+    with pytest.raises(ValueError, match="reads sequences of 12 bases"):
+        fine_tuned.predict(pd.DataFrame({"sequence": ["ACGT"]}))
+    with pytest.raises(FileNotFoundError, match=r"no head\.json"):
+        load_finetuned(tmp_path)
     with pytest.raises(SystemExit) as done:
         main(arguments)
     assert done.value.code == 1
