@@ -26,21 +26,35 @@ from genomoe.genome.errors import GenoMoEError
 
 
 class _RawStream(IterableDataset[RawBatch]):
-    """What loader processes iterate over: batches stay narrow until they reach the main process."""
+    """What loader processes iterate over: batches stay narrow until they reach the main process.
+
+    Loader processes live for many epochs and hold a copy of the dataset, so where the stream stands is told them
+    through shared memory, each time before an iteration begins.
+    """
 
     def __init__(self, dataset: StreamingGenomeDataset) -> None:
         self.dataset = dataset
+        self._position = torch.zeros(3, dtype=torch.int64).share_memory_()
+
+    def begin(self) -> None:
+        """Let the next iteration, in whatever process, start where the dataset stands now."""
+        self._position.copy_(torch.tensor([self.dataset.epoch, self.dataset.consumed, self.dataset.steps]))
 
     def __iter__(self) -> Iterator[RawBatch]:
-        return self.dataset.raw_batches()
+        dataset = self.dataset
+        dataset.epoch, dataset.consumed, dataset.steps = self._position.tolist()
+        return dataset.raw_batches()
 
 
 class BatchLoader:
     """Iterates over the rest of the dataset's current epoch; each new iteration after a full one is a new epoch.
 
+    In a training loop of your own, call ``dataset.advance()`` after each batch: ``dataset.state_dict()`` then says
+    where to continue. Under Lightning, GenomeDataModule does so.
+
     Args:
         dataset: the stream; its `epoch` and `consumed` say where it stands.
-        num_workers: loader processes; 0 loads in this one.
+        num_workers: loader processes, which live as long as this object; 0 loads in this one.
         pin_memory: page-lock the batches.
         advance: go on to the next epoch at the end (training); False repeats the same one (validation).
         start_method: 'fork', 'spawn' or 'forkserver' for the loader processes; None is the platform's default.
@@ -55,13 +69,17 @@ class BatchLoader:
         advance: bool = True,
         start_method: str | None = None,
     ) -> None:
-        self.dataset, self.num_workers, self.pin_memory, self.advance = (
-            dataset,
-            num_workers,
-            pin_memory,
-            advance,
+        self.dataset, self.pin_memory, self.advance = dataset, pin_memory, advance
+        self._stream = _RawStream(dataset)
+        self._loader: DataLoader[RawBatch] = DataLoader(
+            self._stream,
+            batch_size=None,
+            num_workers=num_workers,
+            prefetch_factor=4 if num_workers else None,
+            persistent_workers=num_workers > 0,
+            multiprocessing_context=start_method if num_workers else None,
         )
-        self.start_method = start_method
+        self._pool = TensorPool()
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""
@@ -71,16 +89,9 @@ class BatchLoader:
         dataset = self.dataset
         if self.advance and dataset.remaining <= 0:
             dataset.set_epoch(dataset.epoch + 1)
-        loader: DataLoader[RawBatch] = DataLoader(
-            _RawStream(dataset),
-            batch_size=None,
-            num_workers=self.num_workers,
-            prefetch_factor=4 if self.num_workers else None,
-            multiprocessing_context=self.start_method if self.num_workers else None,
-        )
-        pool = TensorPool()
-        for raw in loader:
-            batch = raw.expand(pool)
+        self._stream.begin()
+        for raw in self._loader:
+            batch = raw.expand(self._pool)
             yield batch.pin_memory() if self.pin_memory else batch
         if self.advance:
             dataset.set_epoch(dataset.epoch + 1)

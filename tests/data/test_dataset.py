@@ -94,6 +94,24 @@ def test_workers_and_start_methods_change_nothing(corpora, kind, method, workers
     assert all_same(alone, loader)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loader_processes_live_over_epochs_and_interrupted_iterations(corpora, method):
+    alone = BatchLoader(make(corpora[1]))
+    shared = BatchLoader(make(corpora[1]), num_workers=2, start_method=method)
+    assert all_same(alone, shared)
+    assert all_same(alone, shared)  # the second epoch
+    for loader in (alone, shared):
+        for number, _ in enumerate(loader):  # the third one, left after five batches
+            loader.dataset.advance()
+            if number == 4:
+                break
+        assert (loader.dataset.epoch, loader.dataset.consumed) == (2, 5)
+    rest = list(alone)
+    assert rest[0].index[0] == 20
+    assert all_same(rest, shared)
+    assert all_same(alone, shared)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_ranks_share_an_epoch(corpora, mode, ranks):
