@@ -83,7 +83,7 @@ class CausalModule(lightning.LightningModule):
         loss, output = self.losses(batch)
         router = router_losses(output.routing, reduce=_sum_over_ranks)
         config = self.model.config
-        self.tokens_seen += batch.num_tokens
+        self.tokens_seen += batch.num_tokens * self.trainer.world_size
         self._last = {"batch": batch, "loss": loss, "router": router, "routing": output.routing}
         if config.router_bias_balancing:
             for counts_E, layer in zip(self._counts, output.routing, strict=True):

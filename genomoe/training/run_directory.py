@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from genomoe import __version__
@@ -89,7 +90,8 @@ def open_run(config: DictConfig) -> tuple[RunDirectory, Path | None]:
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"paths.run_dir={run.path} is a file, not a folder.")
     if config.overwrite:
-        _clear(run)
+        if is_main_process():
+            _clear(run)
         return run, None
     last = run.last_checkpoint()
     if config.resume == "always":
@@ -112,8 +114,15 @@ def open_run(config: DictConfig) -> tuple[RunDirectory, Path | None]:
     return run, last[1]
 
 
+def is_main_process() -> bool:
+    """Whether this is the one process of a run that writes files (before the process group exists, too)."""
+    return int(rank_zero_only.rank or 0) == 0
+
+
 def write_provenance(run: RunDirectory, config: DictConfig) -> None:
-    """Write config.yaml and environment.json."""
+    """Write config.yaml and environment.json, in the main process only."""
+    if not is_main_process():
+        return
     write_text(run.config_file, OmegaConf.to_yaml(config, resolve=True))
     write_text(run.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
 
