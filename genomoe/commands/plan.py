@@ -16,6 +16,7 @@ def run(
     overrides: Sequence[str], *, as_json: bool, gpu: str | None, memory_gib: float | None, find_context: bool
 ) -> None:
     """Compose pretrain.yaml with `overrides` and print its predicted cost."""
+    from genomoe.training.optim import OptimConfig
     from genomoe.training.precision import PrecisionConfig
     from genomoe.training.run import kernel_options, model_config
 
@@ -28,6 +29,7 @@ def run(
         batch_size=config.data.batch_size,
         precision=precision,
         kernels=kernel_options(config, precision),
+        optim=OptimConfig.from_config(config.optim, where="optim"),
         gpu=gpu,
         memory_gib=memory_gib,
         find_context=find_context,
@@ -47,6 +49,7 @@ def predict(
     batch_size: int,
     precision: Any,
     kernels: Any,
+    optim: Any,
     gpu: str | None,
     memory_gib: float | None,
     find_context: bool,
@@ -60,7 +63,9 @@ def predict(
         memory_gib = hardware()["memory_gib"]
     if device is not None and memory_gib is not None:
         device = dataclasses.replace(device, memory_bytes=memory_gib * planning.GIB)
-    shape = planning.step_shape(context=context, batch_size=batch_size, precision=precision, kernels=kernels)
+    shape = planning.step_shape(
+        context=context, batch_size=batch_size, precision=precision, kernels=kernels, optim=optim
+    )
     cost = planning.plan(model, shape, device)
     usable = device.usable_bytes if device else (memory_gib or 0) * planning.GIB
     figures: dict[str, Any] = {

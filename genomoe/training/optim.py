@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from genomoe.training.options import Options
 
 SCHEDULES = ("cosine", "linear", "constant")
+MOMENTS = ("full", "int8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class OptimConfig(Options):
     """Decay of the running mean and of the running mean square of the gradient."""
     eps: float = 1e-8
     """Added to the root of the mean square."""
+    moments: str = "full"
+    """How the two running means are stored: full (the weights' format) or int8 (8 bits and a scale for 256 values)."""
     schedule: str = "cosine"
     """Shape of the decay after the warm-up: cosine, linear or constant."""
     warmup_fraction: float = 0.02
@@ -44,6 +47,7 @@ class OptimConfig(Options):
             "two numbers within [0, 1)",
         )
         self.require_number("eps")
+        self.require_choice("moments", MOMENTS)
         self.require_choice("schedule", SCHEDULES)
         for key in ("warmup_fraction", "stable_fraction", "final_fraction"):
             self.require_number(key, maximum=1.0)
@@ -73,15 +77,41 @@ def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: f
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over `decay_groups`, in its fused form, which takes one pass over the state."""
-    return torch.optim.AdamW(
-        decay_groups(parameters, config.weight_decay),
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        fused=True,
-    )
+def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW over `decay_groups`, in its fused form, which takes one pass over the state.
+
+    With `moments=int8` it is torchao's AdamW8bit (block-wise quantised states, arXiv:2110.02861), one compiled kernel a
+    parameter; vectors and parameters of fewer than 4096 values keep full states.
+
+    Raises:
+        ModuleNotFoundError: torchao is missing; the message says what to install.
+    """
+    groups = decay_groups(parameters, config.weight_decay)
+    if config.moments == "int8":
+        return _adamw_8bit()(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def require_available(config: OptimConfig) -> None:
+    """Import what the optimizer is made of, so that its absence is told early and its states can be read.
+
+    A checkpoint is read with `weights_only`, which knows the class of 8-bit states only once torchao is imported.
+
+    Raises:
+        ModuleNotFoundError: it is missing; the message says what to install.
+    """
+    if config.moments == "int8":
+        _adamw_8bit()
+
+
+def _adamw_8bit() -> Callable[..., torch.optim.Optimizer]:
+    try:
+        from torchao.optim import AdamW8bit
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "optim.moments=int8 needs torchao, which is not installed: pip install 'genomoe[int8]'."
+        ) from None
+    return AdamW8bit
 
 
 def learning_rate_factor(step: int, total_steps: int, config: OptimConfig) -> float:

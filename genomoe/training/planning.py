@@ -26,11 +26,14 @@ from genomoe.model.kernels import KernelOptions
 from genomoe.ops.attention_kernels import LARGEST
 from genomoe.ops.loss import LOGITS_AT_ONCE
 from genomoe.training.activation import POLICIES, ActivationPolicy
+from genomoe.training.optim import OptimConfig
 from genomoe.training.options import ConfigError, nearest
 from genomoe.training.precision import PrecisionConfig
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
+INT8_MOMENT = 1 + 4 / 256
+"""Bytes per value of an 8-bit optimizer state: one, and a float32 scale for every 256."""
 MX = 33 / 32
 """Bytes per value in MXFP8: one, and a scale for every 32."""
 TILE = 128
@@ -120,7 +123,9 @@ class StepShape:
     policy: str = "none"
     """Activation policy."""
     weight_bytes: int = 2
-    """Of a stored weight, its gradient and each of its moments."""
+    """Of a stored weight and of its gradient."""
+    moment_bytes: float | None = None
+    """Of each of a weight's two moments; None: as the weight."""
     compute_bytes: int = 2
     """Of an activation."""
     optimizer: bool = True
@@ -242,7 +247,8 @@ def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int]
     per_layer = (total - parts["embedding"] - parts["head"] - D) / L
     fixed = {"weights": stored(total, router)}
     if shape.optimizer:
-        fixed["optimizer moments"] = 2 * stored(total, router)
+        moment_bytes = shape.moment_bytes
+        fixed["optimizer moments"] = int(2 * (stored(total, router) if moment_bytes is None else moment_bytes * total))
     if shape.weight_bytes != shape.compute_bytes:
         # autograd keeps the cast weights of every layer, unless layers run again
         layers = 1 if ActivationPolicy.parse(shape.policy).base == "layer" else L
@@ -346,7 +352,9 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
 # ---- plans and searches --------------------------------------------------------------------------------------
 
 
-def step_shape(*, context: int, batch_size: int, precision: PrecisionConfig, kernels: KernelOptions) -> StepShape:
+def step_shape(
+    *, context: int, batch_size: int, precision: PrecisionConfig, kernels: KernelOptions, optim: OptimConfig
+) -> StepShape:
     """The shape of a training step on `batch_size` windows of `context` tokens under a run's settings."""
     return StepShape(
         context=context,
@@ -354,6 +362,7 @@ def step_shape(*, context: int, batch_size: int, precision: PrecisionConfig, ker
         kernels=kernels,
         policy=kernels.activation,
         weight_bytes=BYTES[precision.parameters],
+        moment_bytes=INT8_MOMENT if optim.moments == "int8" else None,
         compute_bytes=BYTES[precision.compute],
     )
 

@@ -165,7 +165,7 @@ class CausalModule(lightning.LightningModule):
             **{f"train/router_{name}": float(value.detach()) for name, value in self._last["router"].items()},
             "train/expert_load_max": max(_relative_load(layer) for layer in self._last["routing"]),
             "train/grad_norm": float(self._last["grad_norm"]),
-            "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
+            "train/learning_rate": float(self.trainer.optimizers[0].param_groups[0]["lr"]),
             "train/tokens_seen": self.tokens_seen,
         }
         if seconds > 0 and tokens:

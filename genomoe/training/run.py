@@ -26,7 +26,7 @@ from genomoe.model.pretrained import save_pretrained
 from genomoe.model.transformer import GenoMoEModel
 from genomoe.training.checkpoint import AtomicCheckpointIO
 from genomoe.training.metrics_log import MetricsCsv
-from genomoe.training.optim import OptimConfig
+from genomoe.training.optim import OptimConfig, require_available
 from genomoe.training.options import ConfigError, Options
 from genomoe.training.planning import Device, require_fit, step_shape
 from genomoe.training.precision import PrecisionConfig
@@ -123,12 +123,13 @@ def pretrain(config: DictConfig) -> RunResult:
     started = time.perf_counter()
     trainer_config = TrainerConfig.from_config(config.trainer, where="trainer")
     optim = OptimConfig.from_config(config.optim, where="optim")
+    require_available(optim)
     precision = PrecisionConfig.from_config(config.precision, where="precision")
     precision.check(trainer_config.root_device)
     seed_everything(config.seed)
     data = load_data(config)
     data.setup()
-    refuse_if_too_large(config, data.tokenizer, precision, trainer_config)
+    refuse_if_too_large(config, data.tokenizer, precision, optim, trainer_config)
     model = make_model(config, data.tokenizer, precision)
     run, checkpoint = open_run(config)
     if config.start_from is not None and checkpoint is None:
@@ -220,7 +221,7 @@ def make_model(config: DictConfig, tokenizer: Any, precision: PrecisionConfig) -
 
 
 def refuse_if_too_large(
-    config: DictConfig, tokenizer: Any, precision: PrecisionConfig, trainer_config: TrainerConfig
+    config: DictConfig, tokenizer: Any, precision: PrecisionConfig, optim: OptimConfig, trainer_config: TrainerConfig
 ) -> None:
     """Raise ConfigError before anything is allocated if a step is predicted not to fit the GPU.
 
@@ -234,6 +235,7 @@ def refuse_if_too_large(
             batch_size=config.data.batch_size,
             precision=precision,
             kernels=kernels,
+            optim=optim,
         )
         require_fit(model_config(config, tokenizer.vocab_size), shape, device)
 

@@ -1,6 +1,8 @@
 """Decay groups, schedule and precision settings."""
 
+import io
 import math
+import sys
 from itertools import pairwise
 
 import pytest
@@ -85,3 +87,51 @@ def test_fp8_on_an_old_gpu_is_refused_with_what_it_has(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     with pytest.raises(ConfigError, match=r"A100 \(8\.0\): use precision=bf16"):
         PrecisionConfig(compute="bfloat16", experts="fp8").check(torch.device("cuda"))
+
+
+def test_a_missing_torchao_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(ModuleNotFoundError, match=r"genomoe\[int8\]"):
+        make_optimizer([("w", torch.nn.Parameter(torch.ones(2, 2)))], OptimConfig(moments="int8"))
+
+
+@pytest.mark.slow
+def test_int8_moments_train_as_full_ones_and_resume_exactly() -> None:
+    pytest.importorskip("torchao.optim")
+
+    def train(moments: str, *, interrupt: bool = False) -> tuple[list[float], torch.Tensor, torch.optim.Optimizer]:
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.nn.Parameter(torch.zeros(64, 128))
+        x, target = torch.randn(256, 128, generator=generator), torch.randn(64, 128, generator=generator)
+        config = OptimConfig(learning_rate=0.05, weight_decay=0.0, moments=moments)
+        optimizer = make_optimizer([("w", weight)], config)
+        schedule = make_schedule(optimizer, 60, config)
+        losses = []
+        for step in range(60):
+            if interrupt and step == 30:
+                buffer = io.BytesIO()
+                torch.save((optimizer.state_dict(), schedule.state_dict()), buffer)
+                buffer.seek(0)
+                states = torch.load(buffer, weights_only=True)
+                optimizer = make_optimizer([("w", weight)], config)
+                schedule = make_schedule(optimizer, 60, config)
+                optimizer.load_state_dict(states[0])
+                schedule.load_state_dict(states[1])
+            loss = (x @ (weight - target).T).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        return losses, weight.detach(), optimizer
+
+    full, _, _ = train("full")
+    eight, weight, optimizer = train("int8")
+    assert full[-1] < 0.2 * full[0]
+    assert eight[-1] == pytest.approx(full[-1], rel=0.1)
+    assert float(optimizer.param_groups[0]["lr"]) < 0.05 * 0.5
+    state = next(iter(optimizer.state.values()))
+    assert state["exp_avg"].codes.dtype == torch.uint8
+    again, same_weight, _ = train("int8", interrupt=True)
+    assert again == eight
+    assert torch.equal(weight, same_weight)

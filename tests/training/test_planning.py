@@ -8,6 +8,7 @@ import pytest
 
 from genomoe.model import KernelOptions, ModelConfig
 from genomoe.training.activation import POLICIES
+from genomoe.training.optim import OptimConfig
 from genomoe.training.options import ConfigError
 from genomoe.training.planning import (
     DEVICES,
@@ -21,7 +22,9 @@ from genomoe.training.planning import (
     memory_at_peak,
     plan,
     require_fit,
+    step_shape,
 )
+from genomoe.training.precision import PrecisionConfig
 
 GENOS = ModelConfig.preset("genos-1.2b")
 FUSED = KernelOptions(experts="fused")
@@ -102,3 +105,15 @@ def test_unknown_gpus_are_named() -> None:
     assert Device.named("H200").name == "H200"
     with pytest.raises(ConfigError, match="h200"):
         Device.named("h20")
+
+
+def test_8_bit_moments_take_a_quarter_of_float32_ones() -> None:
+    def moments(kind: str) -> int:
+        one = step_shape(
+            context=8192, batch_size=4, precision=PrecisionConfig(compute="bfloat16"), kernels=KernelOptions(),
+            optim=OptimConfig(moments=kind),
+        )  # fmt: skip
+        return memory_at_peak(GENOS, one)[0]["optimizer moments"]
+
+    assert moments("full") == pytest.approx(8 * GENOS.num_parameters())
+    assert moments("int8") == pytest.approx(2 * GENOS.num_parameters() * 65 / 64, rel=1e-6)
