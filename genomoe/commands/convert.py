@@ -1,8 +1,6 @@
 """`genomoe export` and `genomoe import`: Hugging Face Mixtral folders, both ways."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,7 +23,7 @@ def export(model: Path, *, out: Path, dtype: str | None) -> None:
 def import_(folder: Path, *, out: Path, tokenizer: str | None, dtype: str | None) -> None:
     """Write the Hugging Face Mixtral folder `folder` as a model folder of ours."""
     loaded, known = import_mixtral(folder, dtype=_dtype(dtype))
-    spec = _tokenizer(tokenizer) if tokenizer else known
+    spec = tokenizer or known
     chosen = make_tokenizer(spec) if spec is not None else tokenizer_from_folder(folder)
     if chosen.vocab_size > loaded.config.vocab_size:
         raise GenoMoEError(
@@ -38,11 +36,6 @@ def import_(folder: Path, *, out: Path, tokenizer: str | None, dtype: str | None
 
 def _model_folder(path: Path) -> Path:
     return path / "model" if (path / "model" / "config.json").exists() else path
-
-
-def _tokenizer(name: str) -> str | dict[str, Any]:
-    """A tokenizer's name as it is, or what a .json file (as our model folders hold) describes."""
-    return json.loads(Path(name).read_text()) if name.endswith(".json") else name
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

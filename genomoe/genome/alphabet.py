@@ -7,7 +7,9 @@ never a guess.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -310,10 +312,14 @@ def _ids_of(tokenizer: Tokenizer) -> dict[str, Any]:
 def make_tokenizer(spec: str | Mapping[str, Any] | Tokenizer) -> Tokenizer:
     """Build a tokenizer from its name ('nucleotide', 'byte', 'kmer3'...) or from what its to_dict() gave.
 
+    A name that ends in .json is a file with such a dict, as every model folder holds.
+
     Raises GenoMoEError for an unknown name, and for a dict whose ids aren't those of the tokenizer it names.
     """
     if isinstance(spec, Tokenizer) and not isinstance(spec, Mapping | str):
         return spec
+    if isinstance(spec, str) and spec.endswith(".json"):
+        spec = _read_description(Path(spec))
     options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name", None)
     stated = {key: options.pop(key) for key in _DERIVED if key in options and (name, key) != ("mapped", "vocab_size")}
@@ -325,6 +331,16 @@ def make_tokenizer(spec: str | Mapping[str, Any] | Tokenizer) -> Tokenizer:
                 f"The description of the {name!r} tokenizer says {key} {value}, but it has {actual[key]}."
             )
     return tokenizer
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise GenoMoEError(f"{path} does not describe a tokenizer: it is not JSON ({error}).") from error
+    if not isinstance(described, dict) or "name" not in described:
+        raise GenoMoEError(f"{path} does not describe a tokenizer: give the tokenizer.json of a GenoMoE model folder.")
+    return described
 
 
 def _build(name: object, options: dict[str, Any]) -> Tokenizer:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from genomoe.genome.alphabet import make_tokenizer
 from genomoe.model.pretrained import from_pretrained
 from genomoe.model.transformer import GenoMoEModel
 from genomoe.training.options import ConfigError
@@ -37,8 +38,11 @@ def start_from(model: GenoMoEModel, tokenizer: dict[str, Any], folder: str | Pat
                 f"start_from={folder}: its model has {field}={theirs[field]}, this run model.{field}={ours[field]}; "
                 f"only {', '.join(sorted(MAY_DIFFER))} may differ."
             )
-    if spec is not None and spec != tokenizer:
-        raise ConfigError(f"start_from={folder}: its tokenizer is {spec}, that of data.tokenizer is {tokenizer}.")
+    if spec is not None and make_tokenizer(spec).to_dict() != tokenizer:
+        raise ConfigError(
+            f"start_from={folder}: its tokenizer is {spec['name']} with other ids than {tokenizer['name']}, that of "
+            "data.tokenizer: give the tokenizer.json of that folder as data.tokenizer."
+        )
     state = source.state_dict()
     for name, tensor in model.state_dict().items():
         tensor.copy_(state[name])

@@ -135,3 +135,13 @@ def test_a_description_says_its_ids_and_they_must_be_right():
     with pytest.raises(GenoMoEError, match="says pad_id 3"):
         make_tokenizer({**described, "pad_id": 3})
     assert make_tokenizer({"name": "nucleotide"}) == NucleotideTokenizer()
+
+
+def test_a_tokenizer_is_read_from_its_description_in_a_file(tmp_path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(make_tokenizer("kmer3").to_dict()))
+    assert make_tokenizer(str(path)) == make_tokenizer("kmer3")
+    for text in ("{}", "[1]", "not json"):
+        path.write_text(text)
+        with pytest.raises(GenoMoEError, match="does not describe a tokenizer"):
+            make_tokenizer(str(path))

@@ -25,9 +25,7 @@ def pair(config: ModelConfig, experts: str = "reference"):
     theirs = transformers.MixtralForCausalLM(
         transformers.MixtralConfig(**to_mixtral_config(config), attn_implementation="eager")
     )
-    missing, unexpected = theirs.load_state_dict(
-        fused(to_mixtral_state(ours.state_dict(), config)), strict=False
-    )
+    missing, unexpected = theirs.load_state_dict(fused(to_mixtral_state(ours.state_dict(), config)), strict=False)
     assert not unexpected
     assert all("rotary" in name or name == "lm_head.weight" for name in missing), missing
     return ours, theirs
@@ -43,10 +41,7 @@ def fused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for layer in layers:
         stem = f"model.layers.{layer}.block_sparse_moe.experts"
         count = 1 + max(int(n.split(".")[5]) for n in state if n.startswith(stem))
-        w = {
-            k: torch.stack([state[f"{stem}.{e}.{k}.weight"] for e in range(count)])
-            for k in ("w1", "w2", "w3")
-        }
+        w = {k: torch.stack([state[f"{stem}.{e}.{k}.weight"] for e in range(count)]) for k in ("w1", "w2", "w3")}
         out[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = torch.cat([w["w1"], w["w3"]], dim=1)
         out[f"model.layers.{layer}.mlp.experts.down_proj"] = w["w2"]
     return out

@@ -71,9 +71,7 @@ def test_padding_does_not_change_the_router_losses(config) -> None:
     valid = torch.arange(16)[None] < 10
     plain, masked = model(short), model(padded, valid=valid)
     for name, value in model.router_losses(plain.routing).items():
-        torch.testing.assert_close(
-            model.router_losses(masked.routing)[name], value, atol=1e-6, rtol=1e-6, msg=name
-        )
+        torch.testing.assert_close(model.router_losses(masked.routing)[name], value, atol=1e-6, rtol=1e-6, msg=name)
     assert masked.routing[0].stats.counts_E.sum() == 20
     polluted = model.router_losses(model(padded).routing)
     assert (polluted["z"] - model.router_losses(plain.routing)["z"]).abs() > 1e-8
@@ -108,9 +106,7 @@ def test_losses_over_ranks_are_those_of_one_process() -> None:
     ranks = []
     for half in halves:
         layers = iter(total)
-        ranks.append(
-            model.router_losses(half, reduce=lambda counts, layers=layers: counts.copy_(next(layers)))
-        )
+        ranks.append(model.router_losses(half, reduce=lambda counts, layers=layers: counts.copy_(next(layers))))
     torch.testing.assert_close((ranks[0]["balance"] + ranks[1]["balance"]) / 2, whole)
 
 

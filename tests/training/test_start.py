@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from genomoe.genome.alphabet import NucleotideTokenizer
+from genomoe.genome.alphabet import NucleotideTokenizer, make_tokenizer
 from genomoe.model.config import ModelConfig
 from genomoe.model.pretrained import from_pretrained, save_pretrained
 from genomoe.model.transformer import GenoMoEModel
@@ -55,7 +55,7 @@ def test_another_architecture_or_tokenizer_is_refused_by_name(folder, tmp_path) 
     with pytest.raises(ConfigError, match=r"expert_size=32, this run model.expert_size=64"):
         start_from(GenoMoEModel(CONFIG.replace(expert_size=64)), TOKENIZER, folder)
     with pytest.raises(ConfigError, match="tokenizer"):
-        start_from(GenoMoEModel(CONFIG), {"name": "byte"}, folder)
+        start_from(GenoMoEModel(CONFIG), make_tokenizer("byte").to_dict(), folder)
     with pytest.raises(FileNotFoundError, match="not a model folder"):
         start_from(GenoMoEModel(CONFIG), TOKENIZER, tmp_path / "nowhere")
 
