@@ -62,7 +62,8 @@ class _Fused(torch.autograd.Function):
         ctx.chunks = _chunks(x.shape[0], chunk_tokens)
         kept: list[Tensor | None] = []
         out = torch.empty_like(x)
-        up_weight, down_weight = products.prepare(w_up), products.prepare(w_down)
+        measured = products.measure(w_up), products.measure(w_down)
+        up_weight, down_weight = products.prepare(w_up, measured[0]), products.prepare(w_down, measured[1])
         save_now = save if save != "recompute" and any(ctx.needs_input_grad[:5]) else None
         for start, end in ctx.chunks:
             layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
@@ -72,17 +73,18 @@ class _Fused(torch.autograd.Function):
             if save_now:
                 kept += [*layout, *saved]
             del activation, y, layout, saved  # not to be held while the next chunk runs
-        ctx.save_for_backward(x, w_up, w_down, index, scores, *kept)
+        ctx.save_for_backward(x, w_up, w_down, index, scores, *measured, *kept)
         return out
 
     @staticmethod
     def backward(ctx, dy):
         products = PRODUCTS[ctx.precision]
         x, w_up, w_down, index, scores, *kept = ctx.saved_tensors
+        measured, kept = kept[:2], kept[2:]
         dy = dy.contiguous()  # the gradient of a sum is an expanded tensor, which grouped products refuse
         dx, dscores = torch.empty_like(x), torch.empty_like(scores)
-        weights = products.prepare_backward(w_up, w_down)
-        up_weight = None if kept else products.prepare(w_up)
+        weights = products.prepare_backward(w_up, w_down, *measured)
+        up_weight = None if kept else products.prepare(w_up, measured[0])
         accumulator = _Accumulator(len(ctx.chunks))
         for chunk, (start, end) in enumerate(ctx.chunks):
             if kept:

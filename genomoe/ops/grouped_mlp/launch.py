@@ -29,6 +29,8 @@ class ScaledRows(NamedTuple):
 
     values_SX: Tensor
     scales_S: Float32[Tensor, " S"] | None
+    scale_T: Float32[Tensor, " T"] | None = None
+    """The same by token, where the rows are tokens."""
 
     @property
     def scale_S(self) -> Float32[Tensor, " S"]:
@@ -74,15 +76,18 @@ def row_blocks(width: int, elements: int) -> tuple[int, int]:
 def spread_rows(x_TD: Float[Tensor, "T D"], layout: ExpertLayout, *, fp8: bool) -> ScaledRows:
     """Rows of ``x`` in slot order, zeros where a slot is padding."""
     T, D = x_TD.shape
-    out = torch.empty(layout.slots, D, dtype=E4M3 if fp8 else x_TD.dtype, device=x_TD.device)
-    scale = torch.empty(layout.slots, dtype=torch.float32, device=x_TD.device) if fp8 else None
+    device = x_TD.device
+    out = torch.empty(layout.slots, D, dtype=E4M3 if fp8 else x_TD.dtype, device=device)
+    scale_S = torch.empty(layout.slots, dtype=torch.float32, device=device) if fp8 else None
+    scale_T = torch.empty(T, dtype=torch.float32, device=device) if fp8 else None
     rows, block = row_blocks(D, 4096)
     token_programs = triton.cdiv(T, rows)
     passes.spread_kernel[(token_programs + layout.slots // TILE,)](
-        x_TD, layout.slot_TK, layout.token_S, layout.ends_E, out, scale, T, D, layout.num_experts, token_programs,
+        x_TD, layout.slot_TK, layout.token_S, layout.ends_E, out, scale_S, scale_T,
+        T, D, layout.num_experts, token_programs,
         K=layout.slot_TK.shape[1], FP8=fp8, TILE=TILE, ROWS=rows, BLOCK_D=block, num_warps=4,
     )  # fmt: skip
-    return ScaledRows(out, scale)
+    return ScaledRows(out, scale_S, scale_T)
 
 
 def combine_rows(y_SD: Float[Tensor, "S D"], layout: ExpertLayout, *, out: Float[Tensor, "T D"]) -> None:
@@ -136,11 +141,11 @@ def swiglu_backward_rows(
 
 
 def scale_unit(
-    left_S: Float32[Tensor, " S"], right_S: Float32[Tensor, " S"], layout: ExpertLayout
+    scale_T: Float32[Tensor, " T"], scale_S: Float32[Tensor, " S"], layout: ExpertLayout
 ) -> Float32[Tensor, " E"]:
-    """Per expert, the largest product of two row scales."""
-    unit_E = torch.empty(layout.num_experts, dtype=torch.float32, device=left_S.device)
-    passes.scale_unit_kernel[(layout.num_experts,)](left_S, right_S, layout.ends_E, unit_E, BLOCK=1024)
+    """Per expert, the largest product of a token's scale and its slot's."""
+    unit_E = torch.empty(layout.num_experts, dtype=torch.float32, device=scale_S.device)
+    passes.scale_unit_kernel[(layout.num_experts,)](scale_T, layout.token_S, scale_S, layout.ends_E, unit_E, BLOCK=1024)
     return unit_E
 
 
@@ -169,22 +174,30 @@ def transpose_tiles(x_SC: Tensor, layout: ExpertLayout) -> Tensor:
     return out
 
 
-def e4m3_scale(largest: Float32[Tensor, ...]) -> Float32[Tensor, ...]:
-    """Smallest power of two p >= 2**-126 with largest <= 448 p."""
-    bits = largest.float().view(torch.int32)
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) > 0x600000).int() - 8
-    return (exponent.clamp(min=1) << 23).view(torch.float32)
+def transpose_weight(w_ERC: Float[Tensor, "E R C"]) -> Float[Tensor, "E C R"]:
+    """A contiguous copy with the last two dimensions swapped."""
+    return _weight_pass(w_ERC, None, None, transposed=True)
 
 
-def prepare_weight(w_ERC: Float[Tensor, "E R C"], scale_E: Float32[Tensor, " E"] | None, *, transposed: bool) -> Tensor:
-    """e4m3 of w / scale, or w itself where there is no scale: [E, R, C], or [E, C, R] with ``transposed``."""
+def weight_e4m3(
+    w_ERC: Float[Tensor, "E R C"], largest_E: Float32[Tensor, " E"], *, transposed: bool
+) -> tuple[Tensor, Float32[Tensor, " E"]]:
+    """e4m3 [E, R, C], or [E, C, R] with ``transposed``, and the power of two that each expert's was divided by.
+
+    Both orientations hold the same numbers. ``largest_E`` is the largest magnitude of each expert's matrix.
+    """
+    scale_E = torch.empty_like(largest_E)
+    return _weight_pass(w_ERC, largest_E, scale_E, transposed=transposed), scale_E
+
+
+def _weight_pass(w_ERC: Tensor, largest_E: Tensor | None, scale_E: Tensor | None, *, transposed: bool) -> Tensor:
     E, R, C = w_ERC.shape
-    out = torch.empty(
-        (E, C, R) if transposed else (E, R, C), dtype=w_ERC.dtype if scale_E is None else E4M3, device=w_ERC.device
-    )
+    dtype = w_ERC.dtype if largest_E is None else E4M3
+    out = torch.empty((E, C, R) if transposed else (E, R, C), dtype=dtype, device=w_ERC.device)
     passes.weight_kernel[(triton.cdiv(R, 64), triton.cdiv(C, 128), E)](
-        w_ERC, scale_E, out, R, C, FP8=scale_E is not None, TRANSPOSED=transposed, BR=64, BC=128, num_warps=8
-    )
+        w_ERC, largest_E, scale_E, out, R, C,
+        FP8=largest_E is not None, TRANSPOSED=transposed, BR=64, BC=128, num_warps=8,
+    )  # fmt: skip
     return out
 
 

@@ -42,23 +42,37 @@ class BackwardWeights(NamedTuple):
     down_EID: E4M3Weight
 
 
-def prepare(w_ENK: Float[Tensor, "E N K"], *, transposed: bool = False) -> E4M3Weight:
-    """A weight as `up` or `down` wants it, or its transpose with the same numbers."""
-    largest_E = torch.linalg.vector_norm(w_ENK.flatten(1), torch.inf, dim=1, dtype=torch.float32)
-    scale_E = launch.e4m3_scale(largest_E)
-    return E4M3Weight(launch.prepare_weight(w_ENK, scale_E, transposed=transposed), scale_E)
+def measure(w_ENK: Float[Tensor, "E N K"]) -> Float32[Tensor, " E"]:
+    """What has to be known of a weight before it can be prepared: each expert's largest magnitude."""
+    return torch.linalg.vector_norm(w_ENK.flatten(1), torch.inf, dim=1, dtype=torch.float32)
 
 
-def prepare_backward(w_up_E2ID: Float[Tensor, "E I2 D"], w_down_EDI: Float[Tensor, "E D I"]) -> BackwardWeights:
-    return BackwardWeights(prepare(w_up_E2ID, transposed=True), prepare(w_down_EDI, transposed=True))
+def prepare(w_ENK: Float[Tensor, "E N K"], measured: Float32[Tensor, " E"]) -> E4M3Weight:
+    """A weight as `up` or `down` wants it."""
+    return E4M3Weight(*launch.weight_e4m3(w_ENK, measured, transposed=False))
+
+
+def prepare_backward(
+    w_up_E2ID: Float[Tensor, "E I2 D"],
+    w_down_EDI: Float[Tensor, "E D I"],
+    up_measured: Float32[Tensor, " E"],
+    down_measured: Float32[Tensor, " E"],
+) -> BackwardWeights:
+    """The transposes of both, with the same numbers."""
+    return BackwardWeights(
+        E4M3Weight(*launch.weight_e4m3(w_up_E2ID, up_measured, transposed=True)),
+        E4M3Weight(*launch.weight_e4m3(w_down_EDI, down_measured, transposed=True)),
+    )
 
 
 def up(
     x_TD: Float[Tensor, "T D"], w_up: E4M3Weight, layout: ExpertLayout, save: Save | None
 ) -> tuple[ScaledRows, SavedUp]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
-    h = product(launch.spread_rows(x_TD, layout, fp8=True), w_up, layout)
-    return launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save_mx=save == "mxfp8")
+    xs = launch.spread_rows(x_TD, layout, fp8=True)
+    h = product(xs, w_up, layout)
+    a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save_mx=save == "mxfp8")
+    return a, saved._replace(x_scale_T=xs.scale_T)
 
 
 def down(a: ScaledRows, w_down: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S D"]:
@@ -77,11 +91,11 @@ def backward(
     da = product(dys, weights.down_EID, layout)
     dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout, fp8=True)
     del da
-    dw_down = weight_gradient(dy_TD, dys.scale_S, a, layout, token_rows_left=True)
+    assert dys.scale_T is not None
+    assert saved.x_scale_T is not None
+    dw_down = weight_gradient(dy_TD, dys.scale_T, a, layout, token_rows_left=True)
     del a, dys
-    x_scale_T = launch.e4m3_scale(torch.linalg.vector_norm(x_TD, torch.inf, dim=1))
-    x_scale_S = x_scale_T[layout.token_S.clamp(min=0)]
-    dw_up = weight_gradient(x_TD, x_scale_S, dh, layout, token_rows_left=False)
+    dw_up = weight_gradient(x_TD, saved.x_scale_T, dh, layout, token_rows_left=False)
     dx = product(dh, weights.up_EDI2, layout)
     return dx, dw_up, dw_down, dscore_S
 
@@ -101,7 +115,7 @@ def product(rows: ScaledRows, w: E4M3Weight, layout: ExpertLayout) -> Float[Tens
 
 def weight_gradient(
     row_TX: Float[Tensor, "T X"],
-    row_scale_S: Float32[Tensor, " S"],
+    row_scale_T: Float32[Tensor, " T"],
     rows: ScaledRows,
     layout: ExpertLayout,
     *,
@@ -111,7 +125,7 @@ def weight_gradient(
 
     [E, X, Y] with ``token_rows_left``, else [E, Y, X]. The token's rows take over the slot's scales when gathered.
     """
-    unit_E = launch.scale_unit(row_scale_S, rows.scale_S, layout)
+    unit_E = launch.scale_unit(row_scale_T, rows.scale_S, layout)
     token_rows = launch.gather_transposed(row_TX, rows.scale_S, unit_E, layout)
     slot_rows = launch.transpose_tiles(rows.values_SX, layout)
     left, right = (token_rows, slot_rows) if token_rows_left else (slot_rows, token_rows)

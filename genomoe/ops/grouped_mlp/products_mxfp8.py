@@ -31,12 +31,18 @@ class BackwardWeights(NamedTuple):
     down_EID: MXFP8
 
 
-def prepare(w: Float[Tensor, "E N K"]) -> MXFP8:
+def measure(w: Tensor) -> None:
+    """What has to be known of a weight before it can be prepared: nothing."""
+
+
+def prepare(w: Float[Tensor, "E N K"], measured: None) -> MXFP8:
     """A weight as `up` or `down` wants it."""
     return launch.quantize_mx(w)
 
 
-def prepare_backward(w_up_E2ID: Float[Tensor, "E I2 D"], w_down_EDI: Float[Tensor, "E D I"]) -> BackwardWeights:
+def prepare_backward(
+    w_up_E2ID: Float[Tensor, "E I2 D"], w_down_EDI: Float[Tensor, "E D I"], up_measured: None, down_measured: None
+) -> BackwardWeights:
     """Quantised along the other dimension, which backward contracts."""
     return BackwardWeights(
         launch.quantize_mx(w_up_E2ID, transposed=True), launch.quantize_mx(w_down_EDI, transposed=True)

@@ -16,3 +16,5 @@ class SavedUp(NamedTuple):
     """bf16, or the e4m3 elements of MXFP8."""
     scales: Tensor | None
     """uint8 [S, 2, I/32]: MXFP8 scale bytes; None for bf16."""
+    x_scale_T: Tensor | None = None
+    """float32: the power of two that each token's row was divided by (fp8 products only)."""

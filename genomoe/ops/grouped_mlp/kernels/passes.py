@@ -16,7 +16,8 @@ def spread_kernel(
     token_S,
     ends_E,
     out_SD,  # x's dtype, or e4m3 (FP8)
-    scale_S,  # out float32 power of two (FP8)
+    scale_S,  # out float32 power of two of each slot's row (FP8)
+    scale_T,  # out, the same by token (FP8)
     T,
     D,
     num_experts,
@@ -43,6 +44,7 @@ def spread_kernel(
             x = x.to(tl.float32)
             exponent = e4m3_exponent(tl.max(tl.abs(x), axis=1))
             row = to_e4m3(x * power_of_two(-exponent)[:, None])
+            tl.store(scale_T + token, power_of_two(exponent), mask=real)
         else:
             row = x
         for k in tl.static_range(K):
@@ -89,17 +91,18 @@ def combine_kernel(
     tl.store(out_TD + at, total.to(out_TD.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_experts"])
-def scale_unit_kernel(left_S, right_S, ends_E, unit_E, BLOCK: tl.constexpr):
-    """Per expert, the largest product of two row scales: what one unit of a weight gradient is worth."""
+@triton.jit
+def scale_unit_kernel(scale_T, token_S, scale_S, ends_E, unit_E, BLOCK: tl.constexpr):
+    """Per expert, the largest product of a token's and its slot's scale: the worth of a weight gradient's unit."""
     expert = tl.program_id(0)
     start = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
     end = tl.load(ends_E + expert)
     largest = tl.full((BLOCK,), 1.1754943508222875e-38, tl.float32)
     for first in range(start, end, BLOCK):
         slot = first + tl.arange(0, BLOCK)
-        left = tl.load(left_S + slot, mask=slot < end, other=0.0)
-        largest = tl.maximum(largest, left * tl.load(right_S + slot, mask=slot < end, other=0.0))
+        token = tl.load(token_S + slot, mask=slot < end, other=-1)
+        by_token = tl.load(scale_T + token, mask=token >= 0, other=0.0)
+        largest = tl.maximum(largest, by_token * tl.load(scale_S + slot, mask=slot < end, other=0.0))
     tl.store(unit_E + expert, tl.max(largest, axis=0))
 
 
@@ -149,7 +152,8 @@ def transpose_tiles_kernel(x_SC, ends_E, out_MCB, C, num_experts, TILE: tl.const
 @triton.jit
 def weight_kernel(
     w_ERC,
-    scale_E,  # float32 (FP8)
+    largest_E,  # float32: largest magnitude of each expert's matrix (FP8)
+    scale_E,  # out float32 power of two (FP8)
     out,  # [E, R, C], or [E, C, R] (TRANSPOSED); w's dtype or e4m3 (FP8)
     R,
     C,
@@ -158,7 +162,7 @@ def weight_kernel(
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """w, or e4m3(w / scale of the expert), as it stands or with its last two dimensions swapped."""
+    """w, or e4m3(w / a power of two of the expert), as it stands or with its last two dimensions swapped."""
     expert = tl.program_id(2).to(tl.int64)
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -166,7 +170,10 @@ def weight_kernel(
     at = expert * R * C + r[:, None].to(tl.int64) * C + c[None, :]
     w = tl.load(w_ERC + at, mask=inside, other=0.0)
     if FP8:
-        w = to_e4m3(w.to(tl.float32) * (1.0 / tl.load(scale_E + expert)))
+        exponent = e4m3_exponent(tl.load(largest_E + expert))
+        w = to_e4m3(w.to(tl.float32) * power_of_two(-exponent))
+        if tl.program_id(0) + tl.program_id(1) == 0:
+            tl.store(scale_E + expert, power_of_two(exponent))
     if TRANSPOSED:
         at = expert * R * C + c[:, None].to(tl.int64) * R + r[None, :]
         tl.store(out + at, w.T, mask=(c < C)[:, None] & (r < R)[None, :])
