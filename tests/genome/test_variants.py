@@ -116,7 +116,9 @@ def test_first_and_last_base_are_clipped_not_padded():
 def test_block_window_depends_on_the_position_alone():
     rule = BlockWindow(length=100)
     windows = {rule.interval(Variant("ctg", p, "A", "C"), 1000) for p in range(500, 525)}
-    assert windows == {Interval("ctg", 462, 562)}
+    assert windows == {Interval("ctg", 438, 538)}
+    reverse = {rule.interval(Variant("ctg", p, "A", "C"), 1000, "-") for p in range(500, 525)}
+    assert reverse == {Interval("ctg", 487, 587)}  # 62 bases before the block in reading direction, 13 after it
     assert rule.interval(Variant("ctg", 3, "A", "C"), 1000) == Interval("ctg", 0, 100)
     assert rule.interval(Variant("ctg", 999, "A", "C"), 1000) == Interval("ctg", 900, 1000)
     assert rule.interval(Variant("ctg", 7, "A", "C"), 50) == Interval("ctg", 0, 50)
