@@ -204,7 +204,9 @@ def _experts_saved_bytes(model: ModelConfig, shape: StepShape, save: str) -> flo
         return 0
     if _is_fused(shape):
         layout = 4 * K + 8 * K
-        return layout + K * 2 * I * (MX if save == "mxfp8" else e)
+        tokens = min(shape.kernels.chunk_tokens or shape.tokens, shape.tokens)
+        slots = K + model.num_experts * TILE / tokens  # per token, the padding of each expert's among them
+        return layout + slots * 2 * I * (MX if save == "mxfp8" else e)
     # gathered input, up-projection, silu(gate), activation, output and its float32 copy
     return e * K * (2 * D + 4 * I) + 4 * K * D + 24 * K
 
@@ -214,18 +216,20 @@ def _is_fused(shape: StepShape) -> bool:
 
 
 def _experts_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
-    """Buffers of the experts' backward pass that exist for one chunk of tokens."""
+    """Buffers of the experts' backward pass that exist for one chunk of tokens, and the weight gradients it makes."""
     D, K, I, E, e = model.hidden_size, model.top_k, model.expert_size, model.num_experts, shape.compute_bytes
     tokens = min(shape.kernels.chunk_tokens or shape.tokens, shape.tokens)
     slots = tokens * K + E * TILE
     save = "recompute" if shape.policy == "mlp" else shape.kernels.save
     weights = 3 * E * I * D
-    per_slot = e * (D + 4 * I)  # dy, da, dh, and the activation made again
-    if save == "recompute":
-        per_slot += e * 3 * I  # gate and up, and the activation of that pass
-    chunks = -(-shape.tokens // tokens)
-    gradients = weights * e + (4 * weights if chunks > 1 else 0)
-    return int(slots * per_slot + gradients + e * E * I * D)
+    sums = 4 * weights if tokens < shape.tokens else 0  # over chunks, in float32
+    again = slots * e * 3 * I if save == "recompute" else 0  # gate and up, and the activation of that pass
+    activation = slots * e * (D + 4 * I)  # dy, da, dh, and the activation made again
+    gradients = slots * e * (2 * D + 2 * I) + e * weights  # dh, dx and x; the weights' gradients
+    if shape.weight_bytes != e:
+        gradients = max(gradients, (e + shape.weight_bytes) * weights)  # and cast
+    transposed = e * E * I * D  # the down-projection
+    return int(max(activation, gradients) + again + sums + transposed)
 
 
 def _attention_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
@@ -269,29 +273,30 @@ def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int]
             fetched = int(T * D * MX) if "mxfp8" in policy.store else block
     recipes = policy.base == "mlp"
     experts_kept = T * _experts_saved_bytes(model, shape, "recompute" if recipes else shape.kernels.save)
+    layer_experts = stored(parts["experts"] / L, 0)
     transient = max(
         # gradients of the layer's output and of the experts' input, and that input if it is made again
         (3 if recipes else 2) * block + _experts_transient_bytes(model, shape),
-        # by then the experts' part of what the layer kept is gone
-        block + T * _attention_transient_bytes(model, shape) - (1 if recipes else 2) * block - experts_kept,
-    )
+        # by then the experts' part of what the layer kept is gone, and their gradients are there
+        layer_experts
+        + block + T * _attention_transient_bytes(model, shape) - (1 if recipes else 2) * block - experts_kept,
+    )  # fmt: skip
     head_T = min(T, shape.kernels.loss_chunk or max(1, LOGITS_AT_ONCE // model.vocab_size))
     head = T * (3 * e * D + 4) + head_T * model.vocab_size * (4 + 4 + e)
     inputs = 8 * 2 * T + 4 * T
-    one_layer_gradients = stored(per_layer, router / L)
     moments = {
         "loss": {"saved activations": L * saved, "head and loss": head},
         "last layer": {
             "saved activations": L * saved,
             "one layer run again": again,
             "transients": fetched + transient,
-            "gradients": stored(parts["head"] + D, 0) + one_layer_gradients,
+            "gradients": stored(parts["head"] + D, 0),
         },
         "first layer": {
             "saved activations": saved,
             "one layer run again": again,
             "transients": transient,
-            "gradients": stored(total, router),
+            "gradients": stored(total - per_layer - parts["embedding"], router * (L - 1) / L),
         },
         "optimizer": {"gradients": stored(total, router)},
     }

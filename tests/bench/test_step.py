@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch
 from genomoe.bench.context import context_cases
 from genomoe.bench.report import write_result
 from genomoe.bench.step import StepCase, measure, run_cases, step_cases
-from genomoe.model import ModelConfig
+from genomoe.model import KernelOptions, ModelConfig
+from genomoe.training.planning import GIB, predict_peak
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TINY = ModelConfig.preset(
     "tiny", hidden_size=32, num_layers=2, expert_size=32, num_experts=4, head_size=8, max_context=64
 )
@@ -77,3 +80,31 @@ def test_the_lists_cover_the_goals() -> None:
     assert len(set(names)) == len(names)
     for wanted in ("genos-1.2b 4x8192/hf-loop", "mixtral-8x7b", "64 experts", "1x512k/hf-grouped_mm", "1x1M", "1x4M"):
         assert any(wanted in name for name in names), wanted
+
+
+MEASURED = [
+    row
+    for path in (RESULTS / "step-h200.json", RESULTS / "context-h200.json")
+    if path.exists()
+    for row in json.loads(path.read_text())["rows"]
+    if row["implementation"].startswith("genomoe-") and "peak_gib" in row
+]
+
+
+@pytest.mark.skipif(not MEASURED, reason="docs/results holds no measured steps")
+def test_predicted_peaks_are_within_a_tenth_of_the_measured_ones() -> None:
+    def key(of) -> tuple[str, ...]:
+        return tuple(of[field] for field in ("case", "implementation", "precision", "save", "activation"))
+
+    cases = {key(vars(one)): one for one in (*step_cases(), *context_cases())}
+    for row in MEASURED:
+        one = cases[key(row)]
+        kernels = KernelOptions(
+            experts=one.implementation.removeprefix("genomoe-"), precision=one.precision, save=one.save,
+            chunk_tokens=one.chunk_tokens,
+        )  # fmt: skip
+        predicted = predict_peak(
+            one.model, batch=one.batch, context=one.context, kernels=kernels, policy=one.activation,
+            optimizer=one.optimizer,
+        )  # fmt: skip
+        assert predicted / GIB == pytest.approx(row["peak_gib"], rel=0.1), one.name
