@@ -77,6 +77,7 @@ class TensorPool:
     def __init__(self, most: int = 32) -> None:
         self._most = most
         self._buffers: list[np.ndarray] = [np.empty(0, dtype=np.uint8)]
+        self._count = np.empty(0, dtype=np.int64)
         self._idle = self._references(0)  # how the count of a free buffer looks to this interpreter
 
     def empty(self, count: int, dtype: type[np.generic]) -> Tensor:
@@ -90,6 +91,12 @@ class TensorPool:
             self._buffers.pop(0)
         self._buffers.append(buffer)
         return torch.from_numpy(buffer.view(dtype))
+
+    def count(self, length: int) -> np.ndarray:
+        """int64 0, 1, ..., length - 1, kept; don't write to it."""
+        if len(self._count) < length:
+            self._count = np.arange(length)
+        return self._count[:length]
 
     def _references(self, place: int) -> int:
         return sys.getrefcount(self._buffers[place])
@@ -133,8 +140,10 @@ class RawBatch:
         if not self.packed:
             shape = (len(self.sizes), longest)
             return Batch(tokens=tokens.view(shape), labels=labels.view(shape), weights=weights.view(shape), **common)
-        count, positions = torch.arange(longest), pool.empty(total, np.int64)
-        torch.cat([count[:size] for size in self.sizes.tolist()], out=positions)
+        positions = pool.empty(total, np.int64)
+        count, place = pool.count(longest), positions.numpy()
+        for start, size in zip((ends - self.sizes).tolist(), self.sizes.tolist(), strict=True):
+            place[start : start + size] = count[:size]
         return Batch(
             tokens=tokens,
             labels=labels,

@@ -29,6 +29,7 @@ import numpy as np
 import zarr
 
 from genomoe.data.corpus import Segments, SourceInfo, apply_letters, apply_mask, contig_table, file_sha256
+from genomoe.data.shards import open_shards
 from genomoe.genome.compression import require_file
 from genomoe.genome.errors import GenoMoEError, IntegrityError
 
@@ -99,12 +100,13 @@ class ZarrCorpus:
         if group["sequence"].shape != (size,):  # type: ignore[union-attr]
             raise IntegrityError(f"{self.path}: the sequence's length doesn't agree with the contig table.")
         check_sources(self.path, self.attributes, on_changed_source)
+        self._shards = open_shards(self.path / "sequence")
         self._local: tuple[int, Any] = (os.getpid(), group["sequence"])
 
     def read(self, start: int, end: int) -> np.ndarray:
         """Letters [start, end) of the global axis as uint8; lower case is soft-masked."""
         first = start // BASES_PER_BYTE
-        letters = unpack(np.asarray(self._sequence()[first : -(-end // BASES_PER_BYTE)]))
+        letters = unpack(self._packed(first, -(-end // BASES_PER_BYTE)))
         letters = letters[start - first * BASES_PER_BYTE :][: end - start]
         apply_letters(letters, start, self.letters)
         apply_mask(letters, start, self.mask_runs)
@@ -120,7 +122,7 @@ class ZarrCorpus:
         total = -(-int(self.contigs.lengths.sum()) // BASES_PER_BYTE)
         for start in range(0, total, SHARD):
             try:
-                digest.update(np.ascontiguousarray(self._sequence()[start : min(start + SHARD, total)]))
+                digest.update(np.ascontiguousarray(self._packed(start, min(start + SHARD, total))))
             except Exception as error:  # every codec has its own exception for damaged bytes
                 raise IntegrityError(
                     f"{self.path}: a chunk near base {start * BASES_PER_BYTE:,} is damaged ({error})."
@@ -140,6 +142,11 @@ class ZarrCorpus:
                 f"{self.path} is not a corpus store ({type(error).__name__}); build one with `genomoe corpus build`."
             ) from None
         return group
+
+    def _packed(self, start: int, end: int) -> np.ndarray:
+        if self._shards is not None:
+            return self._shards.read(start, end)
+        return np.asarray(self._sequence()[start:end])
 
     def _sequence(self) -> Any:
         process, array = self._local

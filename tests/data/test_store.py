@@ -25,6 +25,7 @@ from genomoe.data.corpus import apply_letters, apply_mask, join_runs, letter_run
 from genomoe.data.description import describe_paths, read_description
 from genomoe.data.fasta_corpus import FastaCorpus
 from genomoe.data.open import open_corpus
+from genomoe.data.shards import open_shards
 from genomoe.data.store import FORMAT, ZarrCorpus, pack, unpack
 from genomoe.genome.errors import GenoMoEError, InputError, IntegrityError
 
@@ -185,6 +186,45 @@ def test_processes_share_a_store(store, method):
     for worker in workers:
         worker.join()
     assert pickle.loads(pickle.dumps(corpus)).read(1234, 4321).tobytes() == expected
+
+
+def test_the_shard_reader_gives_what_zarr_gives(tmp_path):
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 4, 10_000).astype(np.uint8)
+    values[2000:4700] = 0  # whole chunks and a whole shard of fill value, which are not written
+    group = zarr.create_group(str(tmp_path / "g"))
+    array = group.create_array(
+        "sequence", shape=(10_000,), dtype="uint8", chunks=(100,), shards=(800,), fill_value=0,
+        compressors=[ZstdCodec(level=1), Crc32cCodec()],
+    )  # fmt: skip
+    array[:] = values
+    reader = open_shards(tmp_path / "g" / "sequence")
+    assert reader is not None
+    for low, high in [(0, 10_000), (9_990, 10_000), *np.sort(rng.integers(0, 10_001, (200, 2)), axis=1).tolist()]:
+        assert np.array_equal(reader.read(low, high), values[low:high])
+        assert np.array_equal(pickle.loads(pickle.dumps(reader)).read(low, high), array[low:high])
+    (shard,) = [path for path in (tmp_path / "g" / "sequence" / "c").iterdir() if path.name == "1"]
+    data = shard.read_bytes()
+    for place in (5, len(data) - 3, len(data) - 40):
+        broken = bytearray(data)
+        broken[place] ^= 4
+        shard.write_bytes(broken)
+        with pytest.raises(IntegrityError, match="checksum"):
+            open_shards(tmp_path / "g" / "sequence").read(800, 1600)
+
+
+def test_another_layout_is_read_by_zarr(tmp_path, store):
+    group = zarr.open_group(str(store), mode="r+")
+    packed = group["sequence"][:]
+    expected = ZarrCorpus(store).read(0, 6000)
+    shutil.rmtree(store / "sequence")
+    group.create_array("sequence", shape=packed.shape, dtype="uint8", chunks=(500,), fill_value=0)[:] = packed
+    assert open_shards(store / "sequence") is None
+    corpus = ZarrCorpus(store)
+    assert np.array_equal(corpus.read(0, 6000), expected)
+    corpus.verify()
 
 
 def test_a_failed_build_leaves_nothing_and_an_existing_store_stays(store, tmp_path):
