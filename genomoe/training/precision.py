@@ -48,8 +48,8 @@ class PrecisionConfig(Options):
         if device.type != "cuda" or self.experts == "bf16":
             return
         major, minor = torch.cuda.get_device_capability(device)
-        if self.experts == "fp8" and (major, minor) < (8, 9):
+        if self.experts == "fp8" and (major, minor) < (9, 0):
             raise ConfigError(
-                f"precision fp8 needs a GPU of compute capability 8.9 or newer, this is a "
+                f"precision fp8 needs a GPU of compute capability 9.0 or newer, this is a "
                 f"{torch.cuda.get_device_name(device)} ({major}.{minor}): use precision=bf16 or precision=mxfp8."
             )
