@@ -520,17 +520,18 @@ def bench_context(
 def bench_precision(
     out: Out = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the loss curves here (PNG, PDF or SVG).")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each training.")] = 2000,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each training.")] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Initial weights a precision is trained from.")] = 3,
     small: Annotated[bool, typer.Option("--small", help="A toy model, to try the command on a CPU.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Loss of the same training with experts in bf16, fp8 and mxfp8, beside another seed of bf16.
+    """Loss of the same training with experts in bf16, fp8 and mxfp8, each from several initial weights.
 
     Example: genomoe bench precision --out docs/results/precision-h200.json --plot docs/results/precision-h200.png
     """
     from genomoe.commands.bench import run_precision
 
-    run_precision(out=out, plot=plot, steps=steps, small=small, device=device)
+    run_precision(out=out, plot=plot, steps=steps, seeds=seeds, small=small, device=device)
 
 
 @bench.command("loader")

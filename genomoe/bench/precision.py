@@ -1,21 +1,25 @@
 """The same training by each way of computing the experts: what `genomoe bench precision` measures.
 
-One small mixture of experts is trained from the same weights on the same windows of the bundled yeast chromosomes with
-expert products in bf16, fp8 and mxfp8 (the latter two also keep what backward needs in MXFP8), and in bf16 once more
-from other weights: how far two seeds are apart says how much of a difference means nothing. Every training is a process
-of its own, all on the same device at the same time, so no time is taken.
+A small mixture of experts is trained on the bundled yeast chromosomes with expert products in bf16, fp8 and mxfp8 (the
+latter two also keep what backward needs in MXFP8), each from the same few initial weights, all on the same windows.
+Trainings that differ in anything drift apart, so one of each says nothing: what counts is how far the means over the
+initial weights are apart beside their standard error. Every training is a process of its own, all on the same device at
+the same time, so no time is taken. The default length ends before the model begins to learn half a million bases by
+heart, where trajectories part and the held-out loss rises.
 
 Rows, by `kind`: "step" (training loss, the mean since the row before), "held_out" (bits per base of the species that
-was left out), "summary" (both at the end of a training) and "verdict" (how far an 8-bit training is from bf16, beside
-how far the other seed is). Unmasked and soft-masked bases weigh the same; ambiguous ones are no targets.
+was left out), "summary" (both at the end of a training) and "verdict" (an 8-bit precision against bf16). Unmasked and
+soft-masked bases weigh the same; ambiguous ones are no targets.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import multiprocessing
 import os
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
@@ -60,9 +64,8 @@ class Training(NamedTuple):
     """Of the initial weights; the windows are the same for all."""
 
 
-BASELINE = Training("bf16", "bf16", 1)
-OTHER_SEED = Training("bf16", "bf16", 2)
-TRAININGS = (BASELINE, Training("fp8", "mxfp8", 1), Training("mxfp8", "mxfp8", 1), OTHER_SEED)
+WAYS = (("bf16", "bf16"), ("fp8", "mxfp8"), ("mxfp8", "mxfp8"))
+"""(precision, save)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,8 +73,10 @@ class PrecisionOptions:
     """What is trained and how often it is written down."""
 
     model: ModelConfig = MODEL
-    steps: int = 2000
+    steps: int = 1000
     """Optimizer steps of each training."""
+    seeds: int = 3
+    """Initial weights, numbered from 1."""
     windows: int = 32
     """Windows a step."""
     context: int = 512
@@ -90,14 +95,14 @@ class PrecisionOptions:
     """Of the windows."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "windows", "context", "every", "last", "evaluations"):
+        for name in ("steps", "seeds", "windows", "context", "every", "last", "evaluations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @classmethod
-    def small(cls, steps: int) -> PrecisionOptions:
+    def small(cls, steps: int, seeds: int = 3) -> PrecisionOptions:
         """Seconds on a CPU: the command's every part, and figures that mean nothing."""
-        return cls(model=SMALL, steps=steps, windows=4, context=64, evaluation_windows=16)
+        return cls(model=SMALL, steps=steps, seeds=seeds, windows=4, context=64, evaluation_windows=16)
 
     @property
     def case(self) -> str:
@@ -106,6 +111,10 @@ class PrecisionOptions:
             f"yeast: {m.num_layers} layers, d {m.hidden_size}, {m.num_experts} experts of {m.expert_size}, "
             f"top-{m.top_k}, {self.windows}x{self.context} tokens a step"
         )
+
+    @property
+    def trainings(self) -> list[Training]:
+        return [Training(*way, seed) for way in WAYS for seed in range(1, self.seeds + 1)]
 
     def evaluation_steps(self) -> set[int]:
         return {math.ceil(self.steps * (i + 1) / self.evaluations) for i in range(self.evaluations)}
@@ -226,8 +235,9 @@ def run_trainings(
     curves: dict[Training, Curve] = {}
     errors: dict[Training, str] = {}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(TRAININGS), mp_context=spawn, initializer=_share_cores) as pool:
-        futures = {pool.submit(train, training, options, device): training for training in TRAININGS}
+    count = len(options.trainings)
+    with ProcessPoolExecutor(count, mp_context=spawn, initializer=_share_cores, initargs=(count,)) as pool:
+        futures = {pool.submit(train, training, options, device): training for training in options.trainings}
         for future in as_completed(futures):
             training = futures[future]
             try:
@@ -239,23 +249,23 @@ def run_trainings(
     return [*_curve_rows(options, curves, errors), *_verdicts(options, curves)]
 
 
-def _share_cores() -> None:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(TRAININGS)))
+def _share_cores(processes: int) -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
 
 
 def _curve_rows(
     options: PrecisionOptions, curves: dict[Training, Curve], errors: dict[Training, str]
 ) -> Iterator[dict[str, Any]]:
     """Rows of the kinds "step", "held_out" and "summary", training by training."""
-    baseline = curves.get(BASELINE)
-    for training in TRAININGS:
+    plain = [_means(curve.losses, options.every) for one, curve in curves.items() if one.precision == "bf16"]
+    reference = {step: statistics.fmean(means[step] for means in plain) for step in plain[0]} if plain else {}
+    for training in options.trainings:
         labels: dict[str, Any] = {"case": options.case, "implementation": "genomoe", **training._asdict()}
         if training in errors:
             yield {"kind": "summary", **labels, "error": errors[training]}
             continue
         curve = curves[training]
         labels["implementation"] = f"genomoe-{curve.backend}"
-        reference = _means(baseline.losses, options.every) if baseline else {}
         for step, loss in _means(curve.losses, options.every).items():
             row = {"kind": "step", **labels, "step": step, "loss_bits_per_base": round(loss, 6)}
             if reference:
@@ -269,52 +279,40 @@ def _curve_rows(
             "step": options.steps,
             "loss_bits_per_base": round(_final(curve, options), 6),
             "held_out_bits_per_base": round(curve.held_out[options.steps], 6),
-            "lowest_held_out_bits_per_base": round(min(curve.held_out.values()), 6),
         }
 
 
 def _verdicts(options: PrecisionOptions, curves: dict[Training, Curve]) -> Iterator[dict[str, Any]]:
-    """One row for each 8-bit training: its differences to bf16 beside those between two seeds of bf16.
+    """One row for each 8-bit precision: mean over seeds minus that of bf16, with its standard error.
 
-    `difference` compares the final training losses; `rms_difference`, which no coincidence makes small, the rows of the
-    second half of the training; `held_out_difference` the held-out bits per base where they are lowest.
+    `difference` compares the final training losses and `held_out_difference` the last held-out bits per base; positive
+    is worse than bf16. A difference within two standard errors is no evidence of one.
     """
-    if BASELINE not in curves or OTHER_SEED not in curves:
-        return
-    seeds = _differences(options, curves[OTHER_SEED], curves[BASELINE])
-    for training in TRAININGS:
-        if training.precision == "bf16" or training not in curves:
+    for precision, save in WAYS[1:]:
+        ours, plain = ([curve for one, curve in curves.items() if one.precision == p] for p in (precision, "bf16"))
+        if min(len(ours), len(plain)) < 2:
             continue
-        own = _differences(options, curves[training], curves[BASELINE])
-        yield {
-            "kind": "verdict",
-            "case": options.case,
-            "implementation": f"genomoe-{curves[training].backend}",
-            **training._asdict(),
-            "step": options.steps,
-            **{f"{name}_bits_per_base": round(value, 6) for name, value in own.items()},
-            **{f"seed_{name}_bits_per_base": round(value, 6) for name, value in seeds.items()},
-            "within_seed_difference": abs(own["difference"]) <= abs(seeds["difference"]),
-            "within_seed_rms_difference": own["rms_difference"] <= seeds["rms_difference"],
-        }
-
-
-def _differences(options: PrecisionOptions, curve: Curve, other: Curve) -> dict[str, float]:
-    ours, theirs = _means(curve.losses, options.every), _means(other.losses, options.every)
-    late = [(ours[step] - theirs[step]) ** 2 for step in ours if 2 * step > options.steps]
-    return {
-        "difference": _final(curve, options) - _final(other, options),
-        "rms_difference": math.sqrt(sum(late) / len(late)),
-        "held_out_difference": min(curve.held_out.values()) - min(other.held_out.values()),
-    }
+        row: dict[str, Any] = {
+            "kind": "verdict", "case": options.case, "implementation": f"genomoe-{ours[0].backend}",
+            "precision": precision, "save": save, "seeds": len(ours), "step": options.steps,
+        }  # fmt: skip
+        final = functools.partial(_final, options=options)
+        for prefix, figure in (("", final), ("held_out_", lambda curve: curve.held_out[options.steps])):
+            a, b = [figure(curve) for curve in ours], [figure(curve) for curve in plain]
+            difference = statistics.fmean(a) - statistics.fmean(b)
+            error = math.sqrt(statistics.variance(a) / len(a) + statistics.variance(b) / len(b))
+            row[f"{prefix}difference_bits_per_base"] = round(difference, 6)
+            row[f"{prefix}standard_error_bits_per_base"] = round(error, 6)
+            row[f"{prefix}bf16_range_bits_per_base"] = round(max(b) - min(b), 6)
+            row[f"{prefix}within_two_standard_errors"] = abs(difference) <= 2 * error
+        yield row
 
 
 def _means(losses: Sequence[float], every: int) -> dict[int, float]:
     """Mean of each `every` steps by the step they end at; the last may have fewer."""
     parts = {min(start + every, len(losses)): losses[start : start + every] for start in range(0, len(losses), every)}
-    return {step: sum(part) / len(part) for step, part in parts.items()}
+    return {step: statistics.fmean(part) for step, part in parts.items()}
 
 
 def _final(curve: Curve, options: PrecisionOptions) -> float:
-    last = curve.losses[-options.last :]
-    return sum(last) / len(last)
+    return statistics.fmean(curve.losses[-options.last :])

@@ -91,16 +91,18 @@ def run_steps(
 
 
 PRECISION_COLUMNS = (
-    "kind", "implementation", "precision", "save", "seed", "loss_bits_per_base", "held_out_bits_per_base",
-    "lowest_held_out_bits_per_base", "difference_bits_per_base", "seed_difference_bits_per_base",
-    "rms_difference_bits_per_base", "seed_rms_difference_bits_per_base", "within_seed_difference",
-    "within_seed_rms_difference", "error",
+    "kind", "implementation", "precision", "save", "seed", "loss_bits_per_base", "held_out_bits_per_base", "error",
+)  # fmt: skip
+VERDICT_COLUMNS = (
+    "implementation", "precision", "save", "seeds", "difference_bits_per_base", "standard_error_bits_per_base",
+    "within_two_standard_errors", "held_out_difference_bits_per_base", "held_out_standard_error_bits_per_base",
+    "held_out_within_two_standard_errors",
 )  # fmt: skip
 
 
-def run_precision(*, out: Path | None, plot: Path | None, steps: int, small: bool, device: str) -> None:
-    """Train the same small model by each precision of the experts, beside a second seed."""
-    from genomoe.bench.precision import TRAININGS, PrecisionOptions, Training, run_trainings
+def run_precision(*, out: Path | None, plot: Path | None, steps: int, seeds: int, small: bool, device: str) -> None:
+    """Train the same small model by each precision of the experts, from several seeds."""
+    from genomoe.bench.precision import PrecisionOptions, Training, run_trainings
     from genomoe.commands.device import resolve_device
 
     console = Console(stderr=True)
@@ -108,8 +110,8 @@ def run_precision(*, out: Path | None, plot: Path | None, steps: int, small: boo
     def report(training: Training, error: str | None) -> None:
         console.print(f"{training.precision}, seed {training.seed}: {error or 'trained'}", highlight=False)
 
-    options = PrecisionOptions.small(steps) if small else PrecisionOptions(steps=steps)
-    with console.status(f"{len(TRAININGS)} trainings of {steps} steps at the same time"):
+    options = PrecisionOptions.small(steps, seeds) if small else PrecisionOptions(steps=steps, seeds=seeds)
+    with console.status(f"{len(options.trainings)} trainings of {steps} steps at the same time"):
         rows = run_trainings(options, device=resolve_device(device), report=report)
     if out is not None:
         _write(out, rows)
@@ -123,8 +125,9 @@ def run_precision(*, out: Path | None, plot: Path | None, steps: int, small: boo
         plot.parent.mkdir(parents=True, exist_ok=True)
         curves.figure.savefig(plot, dpi=150)
         console.print(f"written: {plot}")
-    short = [row for row in rows if row["kind"] in ("summary", "verdict")]
-    Console(width=240).print(rows_table(short, PRECISION_COLUMNS, "genomoe bench precision"))
+    for kind, columns in (("summary", PRECISION_COLUMNS), ("verdict", VERDICT_COLUMNS)):
+        short = [row for row in rows if row["kind"] == kind]
+        Console(width=200).print(rows_table(short, columns, f"genomoe bench precision: {kind}"))
 
 
 LOADER_COLUMNS = (
