@@ -2,8 +2,8 @@
 
 A row is one window length and implementation. GenoMoE's rows are end to end: windows, reverse complement, tokens,
 weights, labels and a packed (THD) batch of tensors in the main process. The rows named "bare" only get the letters of
-the very same windows in the same order, without any of that. GenoMoE is timed over whole epochs, each of which decodes the
-whole corpus.
+the very same windows in the same order, without any of that. GenoMoE is timed over whole epochs, each of which decodes
+the whole corpus.
 
 Every implementation of a window length is measured in turn, several times over, and the medians are kept, so that
 what else the machine does falls on all of them alike. `mb_per_cpu_s` counts processor time of the measuring process
