@@ -10,8 +10,8 @@ moments where a step can peak:
 * `last layer`: the first to go backward: all saved activations, and one layer's transients and gradients;
 * `first layer`: the last to go backward: all gradients, and one layer's activations and transients.
 
-Step time is a roofline: products at `product_efficiency` of the device's peak, attention at `attention_efficiency`,
-pointwise passes and the optimizer at the memory's bandwidth, nothing overlapped.
+Step time is a roofline: products and attention at the parts of the device's peak that `Device` states, passes over
+memory and the optimizer at its bandwidth, nothing overlapped.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ TILE = 128
 """Rows to which the fused experts pad each expert's tokens."""
 ALLOCATOR_SLACK = 0.02
 """Share of a device's memory that blocks of unequal size leave unusable, beside the context's own `CONTEXT_BYTES`."""
+FP8_HALF_WIDTH = 270
+"""Expert width at which 8-bit products are half as fast as at any width (H200: 740, 1,060, 1,130 TFLOP/s at 512, 4,096
+and 14,336)."""
+ATTENTION_HALF_CONTEXT = 2100
+"""Sequence length at which attention is half as fast as on long ones (H200, heads of 64: 337 at 8k, 436 at 131k)."""
+STREAMS = 100
+"""Passes over [T, D] of a layer's step: norms, RoPE, residuals, and what else a measured step takes beside products."""
 CONTEXT_BYTES = GIB
 """CUDA context, library handles and workspaces."""
 
@@ -56,10 +63,12 @@ class Device:
     """Peak of 8-bit products, FLOP/s; that of bfloat16 where there are none."""
     bandwidth: float
     """Bytes/s of a copy (read and written bytes both counted)."""
-    product_efficiency: float = 0.72
-    """Part of the peak that the grouped products and the passes around them reach (560 of 767 TFLOP/s on an H200)."""
-    attention_efficiency: float = 0.56
-    """Part of the bfloat16 peak that attention reaches, forward and backward together (cuDNN, heads of 64)."""
+    product_efficiency: float = 0.87
+    """Part of the bfloat16 peak that large products reach."""
+    fp8_efficiency: float = 0.76
+    """Part of the 8-bit peak that products of wide experts reach; see `FP8_HALF_WIDTH`."""
+    attention_efficiency: float = 0.66
+    """Part of the bfloat16 peak that attention with heads of 64 reaches on long sequences, forward and backward."""
 
     @classmethod
     def named(cls, name: str) -> Device:
@@ -89,8 +98,9 @@ class Device:
     def roofline(self) -> str:
         """The rates that predicted times assume, in words."""
         return (
-            f"products at {self.product_efficiency:.0%} of {self.bf16_flops / 1e12:.0f} TFLOP/s bf16 "
-            f"({self.fp8_flops / 1e12:.0f} fp8), attention at {self.attention_efficiency:.0%}, "
+            f"products at {self.product_efficiency:.0%} of {self.bf16_flops / 1e12:.0f} TFLOP/s bf16, up to "
+            f"{self.fp8_efficiency:.0%} of {self.fp8_flops / 1e12:.0f} fp8, attention up to "
+            f"{self.attention_efficiency:.0%} of bf16 with heads of 64, "
             f"passes at {self.bandwidth / 1e12:.2f} TB/s, nothing overlapped"
         )
 
@@ -325,28 +335,35 @@ def predict_peak(
 def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[str, float]:
     """Predicted time of a step by part; see the module's docstring for the roofline."""
     policy = ActivationPolicy.parse(shape.policy)
-    T, L, D, e = shape.tokens, model.num_layers, model.hidden_size, shape.compute_bytes
+    T, L, e = shape.tokens, model.num_layers, shape.compute_bytes
     parts = model.flops_by_part(shape.context)
     save = "recompute" if policy.base == "mlp" else shape.kernels.save
     experts = 1 + (4 / 18 if save == "recompute" else 0) + (6 / 18 if policy.base == "layer" else 0)
     products = 1 + (1 / 3 if policy.base == "layer" else 0)
     # forward 2 products, backward 5 (the scores are made again): 3.5 times the forward, where model FLOPs count 3
     passes = 3.5 + (1 if policy.base == "layer" and not policy.attention else 0)
-    bf16 = device.bf16_flops if e == 2 else device.bf16_flops / 16
-    expert_peak = device.fp8_flops if shape.kernels.precision != "bf16" else bf16
-    if shape.kernels.precision != "bf16":
-        expert_peak *= 0.75  # the passes between the products take as long as before
+    bf16 = (device.bf16_flops if e == 2 else device.bf16_flops / 16) * device.product_efficiency
+    D, I, K, E, C = model.hidden_size, model.expert_size, model.top_k, model.num_experts, model.head_size
+    low = shape.kernels.precision == "fp8" and _is_fused(shape)
+    expert_rate = device.fp8_flops * device.fp8_efficiency * I / (I + FP8_HALF_WIDTH) if low else bf16
+    slots = T * K + E * TILE
+    # between the products: gather, SwiGLU and combination, forward and backward; the weights prepared for them
+    expert_bytes = L * (
+        slots * (8 * D + 9 * I) * e * (0.75 if low else 1.0) * experts + 3 * E * I * D * (6 if low else 2)
+    )
     keys = sum(mean_visible_keys(shape.context, model.layer_window(layer)) for layer in range(L))
-    forward = 4.0 * model.num_heads * model.head_size * keys * T
-    streams = 30 + (12 if policy.base == "layer" else 0)  # passes over [T, D] per layer, norms, RoPE and residuals
+    forward = 4.0 * model.num_heads * C * keys * T
+    seen = min(shape.context, model.window or shape.context)
+    attention_rate = device.bf16_flops * device.attention_efficiency * seen / (seen + ATTENTION_HALF_CONTEXT)
+    attention_rate *= min(1.35, C / 64) * (1 if e == 2 else 1 / 16)
+    streams = STREAMS * (1.25 if policy.base == "layer" else 1.0)
     optimizer = 7 * model.num_parameters() * shape.weight_bytes if shape.optimizer else 0
     moved = {"offload": 2 * e * D * T * L / 50e9, "mxfp8+offload": 2 * MX * D * T * L / 50e9}
     return {
-        "experts": T * (parts["experts"] * experts + parts["shared_experts"] * products)
-        / (expert_peak * device.product_efficiency),
-        "projections, router and head": T * products * (parts["projections"] + parts["router"] + parts["head"])
-        / (bf16 * device.product_efficiency),
-        "attention": passes * forward / (bf16 * device.attention_efficiency),
+        "experts": T * (parts["experts"] * experts / expert_rate + parts["shared_experts"] * products / bf16)
+        + expert_bytes / device.bandwidth,
+        "projections, router and head": T * products * (parts["projections"] + parts["router"] + parts["head"]) / bf16,
+        "attention": passes * forward / attention_rate,
         "pointwise": T * L * streams * D * e / device.bandwidth,
         "optimizer": optimizer / device.bandwidth,
         # copies overlap the computation but for their excess, which is what a step then waits for
