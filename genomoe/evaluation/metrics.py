@@ -15,7 +15,7 @@ class BitsPerBase(NamedTuple):
     bits_per_base: float
     """Every unambiguous base counts 1."""
     bits_per_base_weighted: float
-    """Soft-masked (lower-case) bases count as in the training loss."""
+    """Soft-masked (lower-case) bases count less, as the weights say."""
     bases: int
     """How many bases were scored."""
 

@@ -21,6 +21,8 @@ from genomoe.training.run_directory import RunDirectory, environment
 
 LOW_ORDER = 5
 """Order of the classical Markov model that is reported beside the best one."""
+SOFT_MASK_WEIGHT = 0.1
+"""Weight of a soft-masked base in the weighted figure, whatever the run was trained with, so that runs compare."""
 MOST_BASELINE_BASES = 20_000_000
 """The Markov models count at most so many training bases, spread evenly over the corpus."""
 
@@ -151,13 +153,13 @@ def evaluate_run(
 
 
 def _held_out(data: Any) -> tuple[list[str], list[NDArray[np.uint8]], list[NDArray[np.float64]]]:
-    """Names, letters and loss weights of the held-out stretches of a data module."""
+    """Names, letters and weights of the held-out stretches of a data module."""
     names, letters, weights = [], [], []
     for name, text, source in _stretches(data.val_corpus):
         masked = data.val_corpus.sources[source].soft_masked
         names.append(name)
         letters.append(text)
-        weights.append(weight_table(data.soft_mask_weight if masked else 1.0)[text].astype(np.float64))
+        weights.append(weight_table(SOFT_MASK_WEIGHT if masked else 1.0)[text].astype(np.float64))
     return names, letters, weights
 
 
