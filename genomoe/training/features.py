@@ -89,9 +89,7 @@ class FeatureModel(nn.Module):
         """Features and mask; with strands "average" the second half of the rows are the minus strand's."""
         B, V, S = ids_BVS.shape
         valid = ids_BVS.flatten(0, 1) != self.pad_id
-        deep = self.layer != -1
-        output = self.backbone(ids_BVS.flatten(0, 1), valid=valid, compute_logits=False, output_hidden_states=deep)
-        hidden = (output.hidden_states[self.layer] if deep else output.hidden).view(B, V, S, -1)
+        hidden = self._hidden(ids_BVS.flatten(0, 1), valid).view(B, V, S, -1)
         strands = 1 if self.strands == "fwd" else 2
         per_strand = []
         for strand in range(strands):
@@ -109,6 +107,23 @@ class FeatureModel(nn.Module):
         features = torch.cat([features for features, _ in per_strand], dim=joined)
         masks = [mask for _, mask in per_strand]
         return features, masks[0] if self.strands == "concat" else torch.cat(masks)
+
+    def _hidden(self, tokens: Tensor, valid: Tensor) -> Tensor:
+        """Hidden states of the chosen layer; those above it are not run."""
+        if self.layer == -1:
+            return self.backbone(tokens, valid=valid, compute_logits=False).hidden
+        model = self.backbone if isinstance(self.backbone, GenoMoEModel) else self.backbone.model  # inside an adapter
+        usual = model.run_layer
+
+        def run(index, layer, x_TD, *rest):  # type: ignore[no-untyped-def]
+            return usual(index, layer, x_TD, *rest) if index < self.layer else (x_TD, None)
+
+        model.run_layer = run
+        try:
+            output = self.backbone(tokens, valid=valid, compute_logits=False, output_hidden_states=True)
+        finally:
+            model.run_layer = usual
+        return output.hidden_states[self.layer]
 
     @staticmethod
     def _own(hidden_BSD: Tensor, own_BS: Tensor, *, flip: bool) -> tuple[Tensor, Tensor]:

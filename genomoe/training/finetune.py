@@ -33,6 +33,7 @@ from genomoe.training.finetune_module import (
     score_of,
 )
 from genomoe.training.heads import make_head
+from genomoe.training.run import quiet_lightning
 from genomoe.training.tasks import TaskConfig, TaskData
 
 __all__ = [
@@ -206,23 +207,24 @@ def _train(
         weight = torch.from_numpy(counts.sum() / (classes * np.maximum(counts, 1))).float()
     module = FineTuneModule(head, source, options, copies=copies, metric=metric, classes=classes, class_weight=weight)
     tensors = (*inputs, targets)
-    trainer = lightning.Trainer(
-        accelerator=accelerator,
-        devices=1,
-        max_epochs=options.max_epochs,
-        callbacks=[EarlyStopping("validation", mode="max", patience=options.patience)],
-        gradient_clip_val=1.0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(
-        module,
-        DataLoader(Batches(tensors, train, options.batch_size, seed=seed), batch_size=None),
-        DataLoader(Batches(tensors, validation, 4 * options.batch_size, seed=None), batch_size=None),
-    )
+    with quiet_lightning():
+        trainer = lightning.Trainer(
+            accelerator=accelerator,
+            devices=1,
+            max_epochs=options.max_epochs,
+            callbacks=[EarlyStopping("validation", mode="max", patience=options.patience)],
+            gradient_clip_val=1.0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(
+            module,
+            DataLoader(Batches(tensors, train, options.batch_size, seed=seed), batch_size=None),
+            DataLoader(Batches(tensors, validation, 4 * options.batch_size, seed=None), batch_size=None),
+        )
     module.restore_best()
     predictions = predictions_of(_predict(module, tensors, 4 * options.batch_size), classes)
     if not classes:

@@ -255,7 +255,7 @@ def fit(
         for logger in loggers:
             if isinstance(logger, MetricsCsv):
                 logger.continue_from(step)
-    with _quiet_lightning(), _deterministic(trainer_config.deterministic):
+    with quiet_lightning(), _deterministic(trainer_config.deterministic):
         trainer = lightning.Trainer(
             accelerator=trainer_config.root_device.type,
             devices=trainer_config.devices,
@@ -337,7 +337,7 @@ def _deterministic(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_lightning() -> Iterator[None]:
+def quiet_lightning() -> Iterator[None]:
     """Silence Lightning's banner and its advice about workers; its errors still come."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
