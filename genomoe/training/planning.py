@@ -233,7 +233,7 @@ def _experts_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
     save = "recompute" if shape.policy == "mlp" else shape.kernels.save
     weights = 3 * E * I * D
     sums = 4 * weights if tokens < shape.tokens else 0  # over chunks, in float32
-    again = slots * e * 3 * I if save == "recompute" else 0  # gate and up, and the activation of that pass
+    again = slots * e * 2 * I if save == "recompute" else 0  # gate and up
     activation = slots * e * (D + 4 * I)  # dy, da, dh, and the activation made again
     gradients = slots * e * (2 * D + 2 * I) + e * weights  # dh, dx and x; the weights' gradients
     if shape.weight_bytes != e:

@@ -93,7 +93,7 @@ class _Fused(torch.autograd.Function):
                 saved = SavedUp(*part[LAYOUT_FIELDS:])
             else:
                 layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
-                _, saved = products.up(x[start:end], up_weight, layout, "bf16")
+                saved = products.up(x[start:end], up_weight, layout, "bf16")[1]  # the activation is let go
             dx_SD, dw_up, dw_down, dscore_S = products.backward(dy[start:end], x[start:end], weights, layout, saved)
             combine_rows(dx_SD, layout, out=dx[start:end])
             dscores[start:end] = dscore_S[layout.slot_TK]
