@@ -1,5 +1,7 @@
-"""Scores of REF/ALT pairs of token sequences: every REF window run once, every ALT only from its first
-difference.
+"""Scores of REF/ALT pairs of token sequences: every prefix run once, REF and ALTs only from the first difference.
+
+REF and ALT suffixes go through the same kernels, so that where the two agree their rounding agrees too and
+cancels: in bfloat16 a difference of two sums over thousands of positions would else be mostly noise.
 
 A score depends on its own pair alone. Batches only change which rows a matrix product holds, so in float32
 the same pair scores the same within the product's rounding (about 1e-6), and bit for bit with
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -53,6 +55,39 @@ class Pair:
     ref_after: int
     """First token after the REF allele: where the following positions start."""
     alt_after: int
+
+
+@dataclass(kw_only=True)
+class Window:
+    """One REF window, the pairs that share it, and what is known of it by now."""
+
+    ref: np.ndarray
+    members: list[int]
+    start: int
+    """First token that differs in any pair: where its REF suffix begins."""
+    stop: int
+    openings: dict[int | None, float] = field(default_factory=dict)
+    """log p of the first token of each pair's ALT suffix, and of REF's (None)."""
+    total: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    hidden: Tensor | None = None
+
+    @property
+    def opening(self) -> float:
+        return self.openings.get(None, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Suffix:
+    """Tokens [start, stop) of REF (index None) or of a pair's ALT, to be run on the prefix of a window."""
+
+    window: int
+    index: int | None
+    ids: np.ndarray
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 class PairScorer:
@@ -97,54 +132,64 @@ class PairScorer:
 
     # ---- batches -----------------------------------------------------------------------------------------
 
-    def _tokens_to_run(self, pair: Pair) -> int:
-        """Tokens of REF that must be read: all but the last that counts, which is only predicted."""
+    def _stop(self, pair: Pair) -> int:
+        """One past the last token that must be read: all but the last that counts, which is only predicted."""
         return pair.end if self.kind == "embedding" else pair.end - 1
 
-    def _window_batches(self, pairs: Sequence[Pair]) -> Iterator[list[list[int]]]:
-        """Batches of windows to run for equally many tokens; a window is the list of its pairs' indices."""
-        windows: dict[object, list[int]] = defaultdict(list)
+    def _window_batches(self, pairs: Sequence[Pair]) -> Iterator[list[Window]]:
+        """Batches of windows whose prefixes are run for equally many tokens."""
+        by_ref: dict[object, list[int]] = defaultdict(list)
         for index, pair in enumerate(pairs):
-            if pair.first < pair.end and self._tokens_to_run(pair) > 0:
-                windows[index if self.batch_pairs == 1 else pair.ref.tobytes()].append(index)
-        by_length: dict[int, list[list[int]]] = defaultdict(list)
-        for members in windows.values():
-            by_length[self._run_length(pairs, members)].append(members)
+            if pair.first < pair.end:
+                by_ref[index if self.batch_pairs == 1 else pair.ref.tobytes()].append(index)
+        by_length: dict[int, list[Window]] = defaultdict(list)
+        for members in by_ref.values():
+            window = Window(
+                ref=pairs[members[0]].ref,
+                members=members,
+                start=min(pairs[index].first for index in members),
+                stop=max(self._stop(pairs[index]) for index in members),
+            )
+            prefix = max(pairs[index].first for index in members)
+            by_length[min(len(window.ref), max(1, -(-prefix // ROUND)) * ROUND)].append(window)
         for length, found in by_length.items():
-            size = max(1, self.batch_tokens // length)
+            longest = max(length, *(window.stop - window.start for window in found))
+            size = max(1, self.batch_tokens // longest)
             if self.batch_pairs is not None:
                 size = min(size, self.batch_pairs)
             for start in range(0, len(found), size):
                 yield found[start : start + size]
 
-    def _run_length(self, pairs: Sequence[Pair], members: Sequence[int]) -> int:
-        needed = max(self._tokens_to_run(pairs[index]) for index in members)
-        longest = max(len(pairs[index].ref) for index in members)
-        return min(-(-needed // ROUND) * ROUND, longest if self.kind == "embedding" else longest - 1)
-
-    def _suffix_batches(self, pairs: Sequence[Pair], members: list[tuple[int, int]]) -> Iterator[list]:
-        batch: list[tuple[int, int]] = []
-        tokens = 0
-        for window, index in members:
-            size = self._tokens_to_run(pairs[index]) - pairs[index].first
-            full = tokens + size > self.batch_tokens or len(batch) == self.batch_pairs
-            if batch and full:
-                yield batch
-                batch, tokens = [], 0
-            batch.append((window, index))
-            tokens += size
+    def _suffix_batches(self, pairs: Sequence[Pair], windows: Sequence[Window]) -> Iterator[list[Suffix]]:
+        """Every window's REF suffix, then its ALTs', in batches."""
+        batch: list[Suffix] = []
+        tokens = alts = 0
+        for number, window in enumerate(windows):
+            suffixes = [Suffix(number, None, window.ref, window.start, max(window.start, window.stop))]
+            for index in window.members:
+                pair = pairs[index]
+                suffixes.append(Suffix(number, index, pair.alt, pair.first, max(pair.first, self._stop(pair))))
+            for suffix in suffixes:
+                full = tokens + len(suffix) > self.batch_tokens or alts == self.batch_pairs
+                if batch and full and suffix.index is not None:
+                    yield batch
+                    batch, tokens, alts = [], 0, 0
+                batch.append(suffix)
+                tokens += len(suffix)
+                alts += suffix.index is not None
         if batch:
             yield batch
 
     # ---- one batch of windows ----------------------------------------------------------------------------
 
-    def _score_windows(self, pairs: Sequence[Pair], windows: list[list[int]], out: np.ndarray) -> None:
-        length = self._run_length(pairs, [index for members in windows for index in members])
-        ref_BL = self._to_device(np.stack([pairs[members[0]].ref[:length] for members in windows]))
-        members = [(window, index) for window, found in enumerate(windows) for index in found]
+    def _score_windows(self, pairs: Sequence[Pair], windows: list[Window], out: np.ndarray) -> None:
+        prefix = max(max(pairs[index].first for index in window.members) for window in windows)
+        shortest = min(len(window.ref) for window in windows)
+        length = min(shortest, max(1, -(-prefix // ROUND)) * ROUND)
+        ref_BL = self._to_device(np.stack([window.ref[:length] for window in windows]))
         cache = PrefixCache(
             backend=self.model.kernels.attention,
-            tail=max(0, min(pairs[index].first for _, index in members) - 1),
+            tail=max(0, min(window.start for window in windows) - 1),
             last_layer=self.model.config.num_layers - 1,
         )
         usual, self.model.run_layer = self.model.run_layer, tail_runner(cache)
@@ -152,24 +197,22 @@ class PairScorer:
             hidden_BLD = self.model(ref_BL, compute_logits=False, attend=cache).hidden
         finally:
             self.model.run_layer = usual
-        score = self._likelihood if self.kind in ("llr", "marginal") else self._change
-        finish = score(pairs, windows, members, hidden_BLD)
-        for batch in self._suffix_batches(pairs, members):
-            running = [(w, i) for w, i in batch if self._tokens_to_run(pairs[i]) > pairs[i].first]
-            suffix_hidden_TD = self._run_suffixes(pairs, running, cache) if running else hidden_BLD.new_empty(0, 1)
-            finish(batch, running, suffix_hidden_TD, out)
+        for batch in self._suffix_batches(pairs, windows):
+            running = [suffix for suffix in batch if len(suffix)]
+            hidden_TD = self._run_suffixes(running, cache) if running else hidden_BLD.new_empty(0, hidden_BLD.shape[2])
+            if self.kind in ("llr", "marginal"):
+                self._likelihood(pairs, windows, batch, running, hidden_BLD, hidden_TD, out)
+            else:
+                self._change(pairs, windows, running, hidden_TD, out)
 
-    def _run_suffixes(self, pairs: Sequence[Pair], running: list[tuple[int, int]], cache: PrefixCache) -> Tensor:
+    def _run_suffixes(self, running: Sequence[Suffix], cache: PrefixCache) -> Tensor:
         suffixes = Suffixes(
-            windows=[window for window, _ in running],
-            prefixes=[pairs[index].first for _, index in running],
-            lengths=[self._tokens_to_run(pairs[index]) - pairs[index].first for _, index in running],
-        )
-        tokens_T = self._to_device(
-            np.concatenate([pairs[i].alt[pairs[i].first : self._tokens_to_run(pairs[i])] for _, i in running])
+            windows=[suffix.window for suffix in running],
+            prefixes=[suffix.start for suffix in running],
+            lengths=[len(suffix) for suffix in running],
         )
         return self.model(
-            tokens_T,
+            self._to_device(np.concatenate([suffix.ids[suffix.start : suffix.stop] for suffix in running])),
             cu_seqlens=suffixes.cu_seqlens(self.device),
             max_seqlen=suffixes.longest,
             position_ids=suffixes.positions(self.device),
@@ -177,62 +220,104 @@ class PairScorer:
             attend=SuffixAttention(cache, suffixes),
         ).hidden
 
-    def _likelihood(self, pairs, windows, members, hidden_BLD):
+    def _likelihood(
+        self,
+        pairs: Sequence[Pair],
+        windows: Sequence[Window],
+        batch: Sequence[Suffix],
+        running: Sequence[Suffix],
+        hidden_BLD: Tensor,
+        hidden_TD: Tensor,
+        out: np.ndarray,
+    ) -> None:
         """log p summed from the first difference to the end, ALT minus REF."""
-        length = hidden_BLD.shape[1]
-        target_BL = self._to_device(np.stack([_shifted(pairs[found[0]].ref, length, self.unk_id) for found in windows]))
         head_VD = self.model.lm_head.weight
-        from_token = min(max(pairs[index].first - 1, 0) for _, index in members)
-        counted_BL = target_log_probs(hidden_BLD[:, from_token:], head_VD, target_BL[:, from_token:], self.unk_id)
-        # total_BL[b, j]: REF's log p of tokens from_token+1 .. from_token+j
-        total_BL = F.pad(counted_BL.double().cumsum(1), (1, 0)).cpu().numpy()
-        opening = {index: (w, pairs[index].first - 1) for w, index in members if pairs[index].first > 0}
-        opened: dict[int, float] = {}
-        if opening:
-            row, column = (list(numbers) for numbers in zip(*opening.values(), strict=True))
-            target = self._to_device(np.array([pairs[index].alt[pairs[index].first] for index in opening]))
-            found = target_log_probs(hidden_BLD[row, column], head_VD, target, self.unk_id)
-            opened = dict(zip(opening, found.double().tolist(), strict=True))
+        found: dict[int | None, np.ndarray] = {}
+        if running:
+            targets = [suffix.ids[suffix.start + 1 : suffix.stop + 1] for suffix in running]
+            log_p_T = target_log_probs(hidden_TD, head_VD, self._to_device(np.concatenate(targets)), self.unk_id)
+            ends = np.cumsum([len(suffix) for suffix in running])
+            parts = np.split(log_p_T.double().cpu().numpy(), ends[:-1])
+            found = {id(suffix): part for suffix, part in zip(running, parts, strict=True)}
+        self._open_windows(pairs, windows, batch, running, hidden_BLD, hidden_TD)
+        for suffix in batch:
+            window, after = windows[suffix.window], found.get(id(suffix), np.zeros(0))
+            if suffix.index is None:  # total[j]: REF's log p of its tokens start .. start+j-1
+                window.total = np.cumsum([0.0, window.opening, *after])
+                continue
+            pair = pairs[suffix.index]
+            ref = window.total[pair.end - window.start] - window.total[pair.first - window.start]
+            out[suffix.index] = window.openings[suffix.index] + after.sum() - ref
 
-        def finish(batch, running, suffix_hidden_TD, out) -> None:
-            rest = dict.fromkeys((index for _, index in batch), 0.0)
-            if running:
-                targets = [pairs[i].alt[pairs[i].first + 1 : pairs[i].end] for _, i in running]
-                log_p_T = target_log_probs(
-                    suffix_hidden_TD, head_VD, self._to_device(np.concatenate(targets)), self.unk_id
-                )
-                sums = np.add.reduceat(log_p_T.double().cpu().numpy(), np.cumsum([0, *(len(t) for t in targets[:-1])]))
-                rest |= dict(zip((index for _, index in running), sums.tolist(), strict=True))
-            for window, index in batch:
-                pair = pairs[index]
-                start = max(pair.first, 1) - 1 - from_token
-                ref = total_BL[window, pair.end - 1 - from_token] - total_BL[window, start]
-                out[index] = opened.get(index, 0.0) + rest[index] - ref
+    def _open_windows(
+        self,
+        pairs: Sequence[Pair],
+        windows: Sequence[Window],
+        batch: Sequence[Suffix],
+        running: Sequence[Suffix],
+        hidden_BLD: Tensor,
+        hidden_TD: Tensor,
+    ) -> None:
+        """log p of the first token of each suffix, which the token before it predicts: one of the prefix or of REF."""
+        offset = dict(
+            zip((id(s) for s in running), np.cumsum([0, *(len(s) for s in running)][:-1] or [0]).tolist(), strict=False)
+        )
+        early, late, targets, places = [], [], [], []
+        for suffix in batch:
+            if suffix.index is not None:
+                continue
+            window = windows[suffix.window]
+            wanted = [(None, window.start, window.ref[window.start])]
+            wanted += [(index, pairs[index].first, pairs[index].alt[pairs[index].first]) for index in window.members]
+            for index, first, target in wanted:
+                if first == 0:
+                    window.openings[index] = 0.0
+                elif first - 1 < window.start:
+                    early.append((suffix.window, first - 1, len(targets)))
+                else:
+                    late.append((offset[id(suffix)] + first - 1 - window.start, len(targets)))
+                if first:
+                    targets.append(target)
+                    places.append((window, index))
+        if targets:
+            rows_TD = hidden_BLD.new_empty(len(targets), hidden_BLD.shape[2])
+            if early:
+                number, before, at = (list(column) for column in zip(*early, strict=True))
+                rows_TD[at] = hidden_BLD[number, before]
+            if late:
+                row, at = (list(column) for column in zip(*late, strict=True))
+                rows_TD[at] = hidden_TD[row]
+            targets_T = self._to_device(np.array(targets))
+            log_p = target_log_probs(rows_TD, self.model.lm_head.weight, targets_T, self.unk_id)
+            for (window, index), value in zip(places, log_p.double().tolist(), strict=True):
+                window.openings[index] = value
 
-        return finish
-
-    def _change(self, pairs, windows, members, hidden_BLD):
+    def _change(
+        self,
+        pairs: Sequence[Pair],
+        windows: Sequence[Window],
+        running: Sequence[Suffix],
+        hidden_TD: Tensor,
+        out: np.ndarray,
+    ) -> None:
         """Distance of the hidden states, or divergence of the predictions, that follow the allele."""
-
-        def finish(batch, running, suffix_hidden_TD, out) -> None:
-            start = 0
-            for window, index in running:
-                pair = pairs[index]
-                size = self._tokens_to_run(pair) - pair.first
-                alt_TD = suffix_hidden_TD[start : start + size]
-                start += size
-                ref_TD = hidden_BLD[window, pair.first : pair.first + size]
-                if self.kind == "embedding":
-                    out[index] = float((alt_TD.double().mean(0) - ref_TD.double().mean(0)).norm())
-                    continue
-                # the last token of the allele is the first whose prediction concerns what follows it
-                ref_TD = ref_TD[max(0, pair.ref_after - 1 - pair.first) :]
-                alt_TD = alt_TD[max(0, pair.alt_after - 1 - pair.first) :]
-                same = min(len(ref_TD), len(alt_TD))
-                if same:
-                    out[index] = float(self._divergence(ref_TD[:same], alt_TD[:same]).double().mean())
-
-        return finish
+        for suffix, own_TD in zip(running, hidden_TD.split([len(suffix) for suffix in running]), strict=True):
+            window = windows[suffix.window]
+            if suffix.index is None:
+                window.hidden = own_TD
+                continue
+            pair = pairs[suffix.index]
+            assert window.hidden is not None
+            ref_TD, alt_TD = window.hidden[pair.first - window.start :][: len(own_TD)], own_TD
+            if self.kind == "embedding":
+                out[suffix.index] = float((alt_TD.double().mean(0) - ref_TD.double().mean(0)).norm())
+                continue
+            # the last token of the allele is the first whose prediction concerns what follows it
+            ref_TD = ref_TD[max(0, pair.ref_after - 1 - pair.first) :]
+            alt_TD = alt_TD[max(0, pair.alt_after - 1 - pair.first) :]
+            same = min(len(ref_TD), len(alt_TD))
+            if same:
+                out[suffix.index] = float(self._divergence(ref_TD[:same], alt_TD[:same]).double().mean())
 
     def _divergence(self, first_TD: Tensor, second_TD: Tensor) -> Tensor:
         p, q = (log_probabilities(x, self.model.lm_head.weight) for x in (first_TD, second_TD))
@@ -260,9 +345,3 @@ def target_log_probs(hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, unk_i
     ]
     found = torch.cat(parts) if parts else rows.new_empty(0, dtype=torch.float32)
     return found.masked_fill(targets == unk_id, 0.0).view(target_T.shape)
-
-
-def _shifted(ids: np.ndarray, length: int, fill: int) -> np.ndarray:
-    """The token that follows each of the first `length`; `fill` after the last of all."""
-    following = ids[1 : length + 1]
-    return np.append(following, np.full(length - len(following), fill, dtype=ids.dtype))
