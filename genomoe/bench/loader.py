@@ -6,18 +6,22 @@ the very same windows in the same order, without any of that. GenoMoE is timed o
 the whole corpus.
 
 Every implementation of a window length is measured in turn, several times over, and the medians are kept, so that
-what else the machine does falls on all of them alike. `mb_per_cpu_s` counts processor time of the measuring process
-instead of the clock; with loader processes only the clock is meaningful.
+what else the machine does falls on all of them alike. `load_average` says how much that was. Processor time is freer of
+it than the clock: `mb_per_cpu_s` counts that of the measuring process (no loader processes), `mb_per_loader_cpu_s` that of
+the loader processes (what one of them gives with a core of its own) and `mb_per_main_cpu_s` that of the main process beside
+them, which only widens what the loaders send.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +62,17 @@ Span = tuple[str, int, int]
 Fetch = Callable[[Span], object]
 
 
+class Rates(NamedTuple):
+    """Bases per second of one measurement."""
+
+    clock: float
+    """By the clock."""
+    processor: float
+    """By the processor time of the measuring process."""
+    loaders: float | None = None
+    """By the processor time of the loader processes together."""
+
+
 def make_inputs(folder: Path, bases: int) -> dict[str, Path]:
     """A made-up genome as plain FASTA, bgzip FASTA, Zarr store and memory map; a tenth of it soft-masked."""
     from pysam import BGZFile
@@ -96,7 +111,7 @@ def measure_loaders(
     rows = []
     for window in options.windows:
         subjects = _subjects(window, options, paths, corpora)
-        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+        figures: dict[str, list[Rates]] = {name: [] for name in subjects}
         for turn in range(options.repeats):
             for name, subject in subjects.items():
                 report(f"{window:,} bases, {name}, {turn + 1} of {options.repeats}")
@@ -125,7 +140,7 @@ def _dataset(corpus: Corpus, window: int) -> StreamingGenomeDataset:
 
 def _subjects(
     window: int, options: LoaderOptions, paths: dict[str, Path], corpora: dict[str, Corpus]
-) -> dict[str, Callable[[], tuple[float, float]]]:
+) -> dict[str, Callable[[], Rates]]:
     """Implementation name to a function that measures it once: (bases/s by the clock, bases per processor second)."""
     plan = _dataset(corpora["zarr"], window)
     table = corpora["zarr"].contigs
@@ -137,7 +152,7 @@ def _subjects(
             (table.names[row], int(start), int(end))
             for row, start, end in zip(rows, windows.starts - offsets, windows.ends - offsets, strict=True)
         ]
-    subjects: dict[str, Callable[[], tuple[float, float]]] = {}
+    subjects: dict[str, Callable[[], Rates]] = {}
     for name, corpus in corpora.items():
         for workers in (0, *options.workers):
             subjects[f"genomoe {name}, {workers} workers"] = lambda corpus=corpus, workers=workers: _time_loader(
@@ -168,7 +183,7 @@ def _bare(paths: dict[str, Path], corpora: dict[str, Corpus]) -> dict[str, Fetch
     }
 
 
-def _time_fetch(fetch: Fetch, spans: Sequence[Span], seconds: float) -> tuple[float, float]:
+def _time_fetch(fetch: Fetch, spans: Sequence[Span], seconds: float) -> Rates:
     for span in spans[:3]:
         fetch(span)
     bases, clock, processor = 0, time.perf_counter(), time.process_time()
@@ -177,19 +192,34 @@ def _time_fetch(fetch: Fetch, spans: Sequence[Span], seconds: float) -> tuple[fl
         bases += span[2] - span[1]
         if time.perf_counter() - clock > seconds:
             break
-    return bases / (time.perf_counter() - clock), bases / (time.process_time() - processor)
+    return Rates(bases / (time.perf_counter() - clock), bases / (time.process_time() - processor))
 
 
-def _time_loader(corpus: Corpus, window: int, workers: int, seconds: float) -> tuple[float, float]:
+def _time_loader(corpus: Corpus, window: int, workers: int, seconds: float) -> Rates:
     """Whole epochs, so that every block is decoded in the time that counts; the first one only warms up."""
     loader = BatchLoader(_dataset(corpus, window), num_workers=workers)
     for _ in loader:
         pass
-    bases, clock, processor = 0, time.perf_counter(), time.process_time()
+    children = [process.pid for process in multiprocessing.active_children()]
+    bases, clock, processor, before = 0, time.perf_counter(), time.process_time(), _processor_seconds(children)
     while time.perf_counter() - clock < seconds:
         for batch in loader:
             bases += len(batch.tokens)
-    return bases / (time.perf_counter() - clock), bases / (time.process_time() - processor)
+    elapsed, own, theirs = time.perf_counter() - clock, time.process_time() - processor, _processor_seconds(children)
+    loaders = bases / (theirs - before) if workers and theirs is not None and before is not None else None
+    return Rates(bases / elapsed, bases / own, loaders)
+
+
+def _processor_seconds(processes: Sequence[int]) -> float | None:
+    """Processor time of other processes so far; None where the system doesn't tell."""
+    ticks = 0
+    for process in processes:
+        try:
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def mixing(dataset: StreamingGenomeDataset) -> dict[str, float]:
@@ -216,9 +246,9 @@ def mixing(dataset: StreamingGenomeDataset) -> dict[str, float]:
     }
 
 
-def _rows(window: int, figures: dict[str, list[tuple[float, float]]], mixed: dict[str, float]) -> list[dict[str, Any]]:
-    clock = {name: statistics.median(value[0] for value in values) / 1e6 for name, values in figures.items()}
-    processor = {name: statistics.median(value[1] for value in values) / 1e6 for name, values in figures.items()}
+def _rows(window: int, figures: dict[str, list[Rates]], mixed: dict[str, float]) -> list[dict[str, Any]]:
+    clock = {name: statistics.median(value.clock for value in values) / 1e6 for name, values in figures.items()}
+    processor = {name: statistics.median(value.processor for value in values) / 1e6 for name, values in figures.items()}
     rows = []
     for name in figures:
         ours = name.startswith("genomoe")
@@ -231,9 +261,17 @@ def _rows(window: int, figures: dict[str, list[tuple[float, float]]], mixed: dic
             "workers": workers,
             "mb_per_s": round(clock[name], 1),
             "mb_per_s_per_worker": round(clock[name] / max(workers, 1), 1),
+            "load_average": round(os.getloadavg()[0], 1),
         }
         if not workers:
             row["mb_per_cpu_s"] = round(processor[name], 1)
+        loaders = [value.loaders for value in figures[name] if value.loaders is not None]
+        if loaders:
+            row["mb_per_loader_cpu_s"] = round(statistics.median(loaders) / 1e6, 1)
+            row["mb_per_main_cpu_s"] = round(processor[name], 1)
+            row["loader_cpu_times_pysam_bgzip"] = round(
+                statistics.median(loaders) / 1e6 / processor["bare pysam bgzip"], 3
+            )
         if ours:
             for peer in ("pyfaidx", "pysam", "pysam bgzip", "Biopython in memory", "NumPy memory map"):
                 key = peer.lower().replace(" ", "_")
