@@ -5,11 +5,11 @@ weights, labels and a packed (THD) batch of tensors in the main process. The row
 the very same windows in the same order, without any of that. GenoMoE is timed over whole epochs, each of which decodes
 the whole corpus.
 
-Every implementation of a window length is measured in turn, several times over, and the medians are kept, so that
-what else the machine does falls on all of them alike. `load_average` says how much that was. Processor time is freer of
-it than the clock: `mb_per_cpu_s` counts that of the measuring process (no loader processes), `mb_per_loader_cpu_s` that of
-the loader processes (what one of them gives with a core of its own) and `mb_per_main_cpu_s` that of the main process beside
-them, which only widens what the loaders send.
+Every implementation of a window length is measured in turn, several times over, and the medians are kept, so that what
+else the machine does falls on all of them alike; `load_average` says how much that was. Processor time is freer of it
+than the clock: `mb_per_cpu_s` counts that of the measuring process (no loader processes), `mb_per_loader_cpu_s` that of
+the loader processes (what one of them gives with a core of its own) and `mb_per_main_cpu_s` that of the main process
+beside them, which only widens what the loaders send.
 """
 
 from __future__ import annotations
