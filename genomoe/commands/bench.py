@@ -131,8 +131,8 @@ def run_precision(*, out: Path | None, plot: Path | None, steps: int, seeds: int
 
 
 LOADER_COLUMNS = (
-    "case", "implementation", "workers", "mb_per_s", "mb_per_cpu_s", "mb_per_loader_cpu_s", "mb_per_main_cpu_s", "times_pyfaidx",
-    "times_pysam", "times_pysam_bgzip", "times_biopython_in_memory", "times_numpy_memory_map",
+    "case", "implementation", "workers", "mb_per_s", "mb_per_cpu_s", "mb_per_loader_cpu_s", "mb_per_main_cpu_s",
+    "times_pyfaidx", "times_pysam", "times_pysam_bgzip", "times_biopython_in_memory", "times_numpy_memory_map",
     "neighbour_distance_part_of_corpus", "neighbours_in_one_block",
 )  # fmt: skip
 
