@@ -20,7 +20,9 @@ CONFIGS = Path(genomoe.__file__).parent / "configs" / "data"
 def yeast(**overrides) -> GenomeDataModule:
     options = yaml.safe_load((CONFIGS / "yeast.yaml").read_text())
     options.pop("_target_")
-    return GenomeDataModule(**{**options, "seed": 0, "context_length": 512, "batch_size": 16, **overrides})
+    return GenomeDataModule(
+        **{**options, "seed": 0, "context_length": 512, "batch_size": 16, "soft_mask_weight": 0.1, **overrides}
+    )
 
 
 def test_bundled_files_have_the_checksums_of_the_readme():
