@@ -26,13 +26,14 @@ def plot_loss_curve(
     axes = ax if ax is not None else new_axes()
     for column, label, style in (
         ("train/bits_per_base", "training batch", {"alpha": 0.6, "linewidth": 1.0}),
-        ("val/bits_per_base", "held-out sample", {"marker": "o", "markersize": 4}),
+        ("val/bits_per_base", "held-out windows", {"marker": "o", "markersize": 4}),
     ):
         if column in metrics:
             rows = metrics.dropna(subset=[column])
             axes.plot(rows["step"], rows[column], label=label, **style)  # type: ignore[arg-type]
     for number, (name, value) in enumerate((baselines or {}).items()):
         axes.axhline(value, linestyle="--", linewidth=1.0, color=f"C{number + 2}", label=f"{name}: {value:.3f}")
+    axes.set_ylim(top=min(axes.get_ylim()[1], 2.1))  # the first steps, above a uniform guess, would flatten the rest
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("bits per base")
     axes.legend()
