@@ -4,10 +4,8 @@ import dataclasses
 import json
 import os
 import platform
-import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from genomoe import __version__
+from genomoe.provenance import cpu_name, git_commit, memory_gib, usable_cores, versions
 from genomoe.training.checkpoint import list_checkpoints
 from genomoe.training.options import ConfigError
 
@@ -136,19 +135,18 @@ def environment() -> dict[str, Any]:
         "genomoe": __version__,
         "commit": git_commit(),
         "python": platform.python_version(),
-        "packages": {name: version for name in packages if (version := _version(name))},
+        "packages": versions(packages),
         "hardware": hardware(),
     }
 
 
 def hardware() -> dict[str, Any]:
     """CPU, cores this process may use, memory and GPUs."""
-    affinity = getattr(os, "sched_getaffinity", None)
     facts: dict[str, Any] = {
         "machine": platform.machine(),
         "system": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "memory_gib": memory_gib(),
         "gpus": [],
@@ -164,26 +162,6 @@ def hardware() -> dict[str, Any]:
                 }
             )
     return facts
-
-
-def memory_gib() -> float | None:
-    """Main memory of the machine in GiB, where the system tells."""
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def git_commit() -> str | None:
-    """Commit of the source tree this package is imported from, with `-dirty` if it has changes."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -220,18 +198,3 @@ def _flatten(value: Any, prefix: str = "") -> Any:
             yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, value
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
