@@ -127,7 +127,7 @@ class HuggingFaceSubject:
 
 
 def step_cases() -> list[StepCase]:
-    """The cases of issue-level goals: Genos-1.2B with AdamW, Mixtral-8x7B layers, 64 small experts."""
+    """Genos-1.2B with AdamW, Mixtral-8x7B layers, 64 small experts."""
     genos = ModelConfig.preset("genos-1.2b", max_context=8192, aux_loss_coef=0.001)
     mixtral = ModelConfig.preset("mixtral-8x7b", num_layers=4, vocab_size=512, max_context=8192)
     fine = ModelConfig.preset("fine-64x8", vocab_size=512, max_context=8192)
