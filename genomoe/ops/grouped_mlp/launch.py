@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..mxfp8 import MXFP8, Rounding
-from .kernels import passes, swiglu
+from .kernels import passes, products, swiglu
 from .layout import TILE, ExpertLayout
 from .saved import SavedUp
 
@@ -138,6 +138,23 @@ def swiglu_backward_rows(
         num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
     return ScaledRows(dh, dh_scale), ScaledRows(a, a_scale), dscore
+
+
+def grouped_product(
+    a_SK: Tensor, a_scale: Tensor, w_ENK: Tensor, w_scale: Tensor, layout: ExpertLayout, c: TileConfig, *, mx: bool
+) -> Float[Tensor, "S N"]:
+    """a @ w[expert of the row]^T in bfloat16, operands in e4m3.
+
+    Scales are powers of two in float32, [S] and [E]; or, with ``mx``, MXFP8's bytes along the contraction.
+    """
+    E, N, K = w_ENK.shape
+    out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=w_ENK.device)
+    grid, options = c.launch_options(out.device)
+    products.product_kernel[grid](
+        descriptor(a_SK, c.BM, c.BK), a_scale, descriptor(w_ENK, 1, c.BN, c.BK), w_scale,
+        layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), E, N, K, MX=mx, **options,
+    )  # fmt: skip
+    return out
 
 
 def scale_unit(

@@ -21,7 +21,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from . import launch
-from .kernels.products import product_kernel, weight_gradient_kernel
+from .kernels.products import weight_gradient_kernel
 from .launch import ScaledRows, TileConfig, descriptor
 from .layout import TILE, ExpertLayout
 from .saved import Save, SavedUp
@@ -102,15 +102,7 @@ def backward(
 
 def product(rows: ScaledRows, w: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S N"]:
     """rows @ w[expert of the row]^T in bfloat16."""
-    E, N, K = w.values_ENK.shape
-    out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=w.values_ENK.device)
-    c = PRODUCT
-    grid, options = c.launch_options(out.device)
-    product_kernel[grid](
-        descriptor(rows.values_SX, c.BM, c.BK), rows.scale_S, descriptor(w.values_ENK, 1, c.BN, c.BK), w.scale_E,
-        layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), E, N, K, MX=False, **options,
-    )  # fmt: skip
-    return out
+    return launch.grouped_product(rows.values_SX, rows.scale_S, w.values_ENK, w.scale_E, layout, PRODUCT, mx=False)
 
 
 def weight_gradient(

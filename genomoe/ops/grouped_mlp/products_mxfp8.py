@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..mxfp8 import MXFP8
 from . import launch
-from .kernels.products import product_kernel, weight_gradient_kernel
+from .kernels.products import weight_gradient_kernel
 from .launch import TileConfig, descriptor
 from .layout import ExpertLayout
 from .saved import Save, SavedUp
@@ -90,15 +90,7 @@ def product(a: MXFP8, w: MXFP8, layout: ExpertLayout) -> Float[Tensor, "S N"]:
     """a @ w[expert of the row]^T in bfloat16. ``a`` [S, K], ``w`` [E, N, K]."""
     if not multiplies_natively(a.elements.device):
         return F.grouped_mm(launch.dequantize_mx(a), launch.dequantize_mx(w).transpose(1, 2), offs=layout.ends_E)
-    E, N, K = w.elements.shape
-    out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=a.elements.device)
-    c = NATIVE
-    grid, options = c.launch_options(out.device)
-    product_kernel[grid](
-        descriptor(a.elements, c.BM, c.BK), a.scales, descriptor(w.elements, 1, c.BN, c.BK), w.scales,
-        layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), E, N, K, MX=True, **options,
-    )  # fmt: skip
-    return out
+    return launch.grouped_product(a.elements, a.scales, w.elements, w.scales, layout, NATIVE, mx=True)
 
 
 def weight_gradient(
