@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from genomoe.files import write_text
 from genomoe.provenance import cpu_name, git_commit, memory_gib, usable_cores, versions
 
 _PACKAGES = (
@@ -43,14 +44,7 @@ def envelope(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
 def write_result(path: str | os.PathLike[str], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Write ``{**envelope(), "rows": rows}`` to `path` as JSON and return it; the file appears whole or not at all."""
     result = {**envelope(), "rows": list(rows)}
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(Path(path), json.dumps(result, indent=2, allow_nan=False) + "\n")
     return result
 
 

@@ -10,7 +10,8 @@ import pandas as pd
 from rich.console import Console
 
 from genomoe.commands.device import resolve_device
-from genomoe.commands.outputs import check_ending, replacing, write_table
+from genomoe.commands.outputs import check_ending, write_table
+from genomoe.files import replacing
 from genomoe.genome.coordinates import Interval
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.fasta import Reference

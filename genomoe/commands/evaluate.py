@@ -10,7 +10,8 @@ from rich.table import Table
 
 from genomoe.commands.device import resolve_device
 from genomoe.evaluation.pretraining import Report, evaluate_run
-from genomoe.training.run_directory import RunDirectory, write_text
+from genomoe.files import write_text
+from genomoe.training.run_directory import RunDirectory
 
 
 def run(run_dir: Path, *, as_json: bool, stride: int | None, device: str) -> None:

@@ -15,12 +15,12 @@ from genomoe.commands.device import resolve_device
 from genomoe.commands.outputs import write_table
 from genomoe.evaluation.benchmarks import LAYOUTS, LabelledSet, load_benchmark
 from genomoe.evaluation.variant_effects import VariantReport, evaluate_variants
+from genomoe.files import write_text
 from genomoe.genome.annotation import read_annotation
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.fasta import Reference
 from genomoe.genome.variant_files import TableColumns
 from genomoe.inference.predictor import from_pretrained
-from genomoe.training.run_directory import write_text
 
 
 def run(

@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from genomoe.files import write_text
 from genomoe.training.compose import compose_config
 from genomoe.training.options import ConfigError
-from genomoe.training.run_directory import RunDirectory, write_provenance, write_text
+from genomoe.training.run_directory import RunDirectory, write_provenance
 
 OWN_KEYS = ("task", "paths", "name", "pretrained", "control", "baselines", "device", "overwrite")
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from genomoe.commands.device import resolve_device
 from genomoe.commands.embed import read_records
-from genomoe.commands.outputs import replacing
+from genomoe.files import replacing
 from genomoe.genome.errors import GenoMoEError
 from genomoe.inference.predictor import from_pretrained
 

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from genomoe.commands.device import resolve_device
-from genomoe.commands.outputs import check_ending, replacing, write_table
+from genomoe.commands.outputs import check_ending, write_table
+from genomoe.files import replacing
 from genomoe.inference.mutagenesis import as_matrix
 from genomoe.inference.predictor import from_pretrained
 

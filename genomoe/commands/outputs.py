@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 
+from genomoe.files import replacing
 from genomoe.genome.errors import GenoMoEError
 
 
@@ -18,17 +16,6 @@ def check_ending(path: Path, *endings: str) -> None:
         raise GenoMoEError(f"The output {path} must end in {', '.join(endings)}.")
     if not path.parent.is_dir():
         raise GenoMoEError(f"The folder of the output {path} does not exist: make it first.")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of `path` if the block succeeds."""
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from genomoe.data.corpus import Corpus
 from genomoe.data.store import ZarrCorpus
+from genomoe.files import replacing
 
 _STEP = 1 << 24
 
@@ -136,12 +137,8 @@ def write_report(
         "table{border-collapse:collapse}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}"
         "td:first-child,th:first-child{text-align:left}</style>" + "".join(parts) + "</html>\n"
     )
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(target) as temporary:
         temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _table(frame: pd.DataFrame) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from genomoe.files import write_text
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.variants import Status
 
@@ -53,9 +54,7 @@ class Journal:
     def _check(self, job: dict[str, Any]) -> None:
         path, text = self.folder / "job.json", json.dumps(job, indent=1, sort_keys=True)
         if not path.exists():
-            temporary = path.with_suffix(f".{os.getpid()}")
-            temporary.write_text(text)
-            os.replace(temporary, path)
+            write_text(path, text)
             return
         before = json.loads(path.read_text())
         # what stopped the run may be skipped now: it is in no finished chunk

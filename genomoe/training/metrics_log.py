@@ -1,13 +1,14 @@
 """`metrics.csv` of a run: one row a step, whole after any interruption."""
 
 import csv
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from genomoe.files import replacing
 
 
 class MetricsCsv(Logger):
@@ -74,9 +75,7 @@ class MetricsCsv(Logger):
 
     def _rewrite(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.part")
-        with temporary.open("w", newline="") as file:
+        with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns, restval="")
             writer.writeheader()
             writer.writerows(self._rows)
-        os.replace(temporary, self.path)

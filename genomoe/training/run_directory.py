@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import platform
 import sys
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from genomoe import __version__
+from genomoe.files import write_text
 from genomoe.provenance import cpu_name, git_commit, memory_gib, usable_cores, versions
 from genomoe.training.checkpoint import list_checkpoints
 from genomoe.training.options import ConfigError
@@ -162,14 +162,6 @@ def hardware() -> dict[str, Any]:
                 }
             )
     return facts
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to a temporary file beside `path`, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def _clear(run: RunDirectory) -> None:
