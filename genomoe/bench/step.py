@@ -101,7 +101,8 @@ class OurSubject:
 
 
 class HuggingFaceSubject:
-    """transformers' MixtralForCausalLM as its users train it: `labels=`, router losses, SDPA, bfloat16 weights."""
+    """transformers' MixtralForCausalLM as its users train it: `labels=`, router losses, bfloat16 weights, and SDPA with
+    the kernel that PyTorch chooses by its defaults."""
 
     def __init__(self, case: StepCase, device: torch.device) -> None:
         from transformers import MixtralConfig, MixtralForCausalLM

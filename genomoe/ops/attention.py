@@ -4,10 +4,13 @@ Axis legend: B batch, S sequence, T tokens (packed), H query heads, G key/value 
 
 Backends, each with the same meaning:
 - `reference`: scores in float32, masks written out; for tests.
-- `sdpa`: PyTorch's scaled_dot_product_attention, cuDNN first on CUDA (1.5 times the flash kernel on an H200); packed
-  sequences one after another, windows in bands.
+- `sdpa`: fixed windows by cuDNN where it can run (1.5 times the flash kernel on an H200), all else by PyTorch's
+  scaled_dot_product_attention and its own choice; packed sequences one after another, windows in bands.
 - `varlen`: the flash kernel with cu_seqlens and window in one launch (CUDA).
 - `te`: Transformer Engine's DotProductAttention (CUDA, imported on first use).
+
+cuDNN is called by hand: which kernel scaled_dot_product_attention prefers is a setting of the whole process, which also
+governs every other model in it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from genomoe.ops.attention_kernels import (
     CUDNN,
@@ -31,7 +33,6 @@ from genomoe.ops.attention_kernels import (
     Masking,
     call_kernel,
     cudnn_can_run,
-    is_large,
     kernel_of,
 )
 
@@ -66,7 +67,7 @@ def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, 
         name, reason = "varlen", f"one flash launch covers {what}"
         others["sdpa"] = f"cuDNN behind PyTorch does not take {what}: a call for every sequence or band of the window"
     else:
-        name, reason = "sdpa", "fixed causal windows: cuDNN first, 1.2-1.7 times the flash kernel on Hopper"
+        name, reason = "sdpa", "fixed causal windows: cuDNN where it can run, 1.2-1.7 times the flash kernel on Hopper"
         others["varlen"] = "its flash kernel is slower than cuDNN where there is one length and no window"
     del others[name]
     return Choice(name, reason, others)
@@ -115,8 +116,8 @@ def attention(
     masking = Masking(cu_seqlens=cu_seqlens, max_seqlen=longest or 0, causal=causal, window=window)
     if backend == "varlen":
         return _varlen(q_THC, k_TGC, v_TGC, masking, cache)
-    by_hand = backend == "sdpa" and cu_seqlens is None and window is None and (cache is not None or is_large(q_THC))
-    if by_hand and cudnn_can_run(q_THC, k_TGC, v_TGC, causal):
+    fixed = backend == "sdpa" and cu_seqlens is None and window is None
+    if fixed and cudnn_can_run(q_THC, k_TGC, v_TGC, causal):
         return call_kernel(q_THC, k_TGC, v_TGC, masking, CUDNN, cache)
     function = {"te": _transformer_engine, "reference": _reference, "sdpa": _sdpa}[backend]
     if cu_seqlens is not None and backend != "te":
@@ -160,13 +161,7 @@ def _sdpa(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, masking: Masking) -> T
 def _sdpa_call(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BSHC, k_BSGC, v_BSGC))
     gqa = q.shape[1] != k.shape[1]
-    if q.device.type == "cuda":
-        order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-        order += [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-        with sdpa_kernel(order, set_priority=True):
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
-    else:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
     return out.transpose(1, 2)
 
 

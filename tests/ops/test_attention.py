@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from genomoe.ops import attention as module
 from genomoe.ops import attention_kernels
@@ -137,6 +141,54 @@ def test_the_choice_comes_with_a_reason() -> None:
     assert "window" in choice.reason
 
 
+@pytest.mark.parametrize("cudnn", [False, True])
+def test_the_process_keeps_its_own_choice_of_kernels(cudnn, monkeypatch) -> None:
+    def set_for_all(*_args) -> None:
+        raise AssertionError("a setting of the whole process was touched")
+
+    for name in dir(torch._C):
+        if name.startswith(("_set_sdp_use_", "_set_sdp_priority_order")):
+            monkeypatch.setattr(torch._C, name, set_for_all)
+    called: list[attention_kernels.Kernel] = []
+
+    def recording(q, k, v, masking, kernel, cache):
+        called.append(kernel)
+        return q
+
+    monkeypatch.setattr(module, "cudnn_can_run", lambda *_: cudnn)
+    monkeypatch.setattr(module, "call_kernel", recording)
+    with FakeTensorMode():  # CUDA tensors without a device
+        q, k = (torch.empty(2, 12, heads, 8, device="cuda", dtype=torch.bfloat16) for heads in (4, 2))
+        assert attention(q, k, k, backend="sdpa").shape == q.shape
+        mask = torch.empty(12, 12, device="cuda", dtype=torch.bool)
+        assert module._sdpa_call(q, k, k, False, mask).shape == q.shape
+    assert called == ([attention_kernels.CUDNN] if cudnn else [])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="PyTorch prefers cuDNN from compute capability 9.0",
+)
+def test_other_models_still_get_cudnn_after_ours() -> None:
+    script = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+from genomoe.ops.attention import attention
+
+q = torch.randn(1, 512, 4, 64, device="cuda", dtype=torch.bfloat16)
+for window in (None, 100):
+    attention(q, q, q, window=window, backend="sdpa")
+q = q.transpose(1, 2)
+with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.cuda.synchronize()
+print(*(event.key for event in trace.key_averages()))
+"""  # in a process of its own: PyTorch settles its preference at the first call
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "cudnn" in done.stdout
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("window", [None, 100])
@@ -177,6 +229,6 @@ def test_cudnn_takes_views_of_the_joint_projection() -> None:
     qkv = torch.randn(2, 256, 32, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = qkv.split([16, 8, 8], dim=2)
     assert attention_kernels.cudnn_can_run(q, k, v, causal=True)
-    cache = attention_kernels.AttentionCache()
-    by_hand = attention(q, k, v, cache=cache)
-    torch.testing.assert_close(by_hand, attention(q, k, v))
+    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(attention(q, k, v), want.transpose(1, 2))
