@@ -3,10 +3,10 @@ scores.
 
 The loop runs every window whole through `MixtralForCausalLM` in batches of as many tokens as ours, in the
 faster of its expert implementations, under inference mode with SDPA, whose kernel PyTorch chooses by its
-defaults, and sums float32 log-softmax. It comes in two forms: a REF and an ALT window for every variant, and, stronger, each distinct REF window once.
-Windows are prepared before the clock starts for both, so the figures are of the model's work. On a CPU the
-clock is the process's own CPU time, which other processes do not disturb (run it with one thread:
-OMP_NUM_THREADS=1). Every row of ours says how far the scores of both are apart.
+defaults, and sums float32 log-softmax. It comes in two forms: a REF and an ALT window for every variant, and,
+stronger, each distinct REF window once. Windows are prepared before the clock starts for both, so the figures
+are of the model's work. On a CPU the clock is the process's own CPU time, which other processes do not disturb
+(run it with one thread: OMP_NUM_THREADS=1). Every row of ours says how far the scores of both are apart.
 """
 
 from __future__ import annotations
