@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from genomoe.bench.attention_operations import AttentionOperations
 from genomoe.genome.alphabet import NucleotideTokenizer
 from genomoe.genome.coordinates import Interval, Variant
 from genomoe.inference.engine import Pair, PairScorer
@@ -181,7 +182,7 @@ def _run_case(
     runs: dict[str, Callable[[], np.ndarray]] = {}
     for form in FORMS:
         name = f"huggingface-{form}"
-        names[name] = {"implementation": name, "experts": experts}
+        names[name] = {"implementation": name, "experts": experts, "attention": loop.attention}
         runs[name] = partial(loop.scores, pairs, case.batch_tokens, ref_once=form == "ref-once")
     for precision in precisions:
         names[precision] = {"implementation": "genomoe", "precision": precision}
@@ -285,6 +286,8 @@ class _HuggingFaceLoop:
                 for name in ("grouped_mm", "eager")
             }
         self.choice: str | None = None
+        self.attention = ""
+        """The attention operations that it runs."""
 
     def choose_experts(self, pairs: Sequence[Pair], batch_tokens: int, device: str) -> str:
         """The expert implementation that is faster on half a batch; the other is dropped."""
@@ -295,6 +298,9 @@ class _HuggingFaceLoop:
             self.choice = min(seconds, key=lambda name: seconds[name])
             self.models = {self.choice: self.models[self.choice]}
             _free(device)
+            with AttentionOperations() as attention:
+                self._scores(self.models[self.choice], few[:1], batch_tokens, False)
+            self.attention = ", ".join(sorted(attention.names))
         return self.choice
 
     def scores(self, pairs: Sequence[Pair], batch_tokens: int, *, ref_once: bool) -> np.ndarray:

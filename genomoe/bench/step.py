@@ -1,7 +1,8 @@
 """Whole training steps, ours and Hugging Face's, on the same card in the same run: what `genomoe bench step` measures.
 
-A row is one case and implementation: tokens/s, MFU, peak memory, memory kept per token and layer. A case that fails
-(out of memory, a missing library) becomes a row with `error`, and the next one runs.
+A row is one case and implementation: tokens/s, MFU, peak memory, memory kept per token and layer, all of the steady
+state: a step on short windows comes first, which makes the optimizer's moments and compiles the kernels. A case that
+fails (out of memory, a missing library) becomes a row with `error`, and the next one runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from genomoe.bench.attention_operations import AttentionOperations
 from genomoe.model import GenoMoEModel, KernelOptions, ModelConfig
 from genomoe.model.mixtral import to_mixtral_config
 from genomoe.ops.loss import linear_cross_entropy
@@ -23,6 +25,8 @@ from genomoe.training.activation import apply_policy
 from genomoe.training.planning import predict_peak
 
 GIB = 2**30
+SHORT = 16384
+"""Tokens of a window in the step that precedes all others: above the sliding window of every case."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +63,8 @@ class StepCase:
 class Subject(Protocol):
     """A model under test."""
 
-    def loss(self) -> Tensor:
-        """One forward pass."""
+    def loss(self, context: int) -> Tensor:
+        """One forward pass over the first `context` tokens of every window."""
 
     def parameters(self) -> Iterable[torch.nn.Parameter]: ...
 
@@ -87,16 +91,17 @@ class OurSubject:
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         return self.model.parameters()
 
-    def loss(self) -> Tensor:
-        before = _allocated(self.tokens.device)
-        out = self.model(self.tokens, compute_logits=False)
-        self.kept_bytes = _allocated(self.tokens.device) - before
+    def loss(self, context: int) -> Tensor:
+        tokens, labels, weights = (x[:, :context] for x in (self.tokens, self.labels, self.weights))
+        before = _allocated(tokens.device)
+        out = self.model(tokens, compute_logits=False)
+        self.kept_bytes = _allocated(tokens.device) - before
         losses = self.model.router_losses(out.routing)
         sums = linear_cross_entropy(
-            out.hidden.flatten(0, 1), self.model.lm_head.weight, self.labels.flatten(), self.weights.flatten()
+            out.hidden.flatten(0, 1), self.model.lm_head.weight, labels.flatten(), weights.flatten()
         )
         config = self.model.config
-        mean = sums.weighted_nats / self.weights.sum()
+        mean = sums.weighted_nats / weights.sum()
         return mean + config.aux_loss_coef * losses["balance"] + config.z_loss_coef * losses["z"]
 
 
@@ -120,10 +125,11 @@ class HuggingFaceSubject:
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         return self.model.parameters()
 
-    def loss(self) -> Tensor:
-        before = _allocated(self.tokens.device)
-        loss = self.model(input_ids=self.tokens, labels=self.tokens, use_cache=False).loss
-        self.kept_bytes = _allocated(self.tokens.device) - before
+    def loss(self, context: int) -> Tensor:
+        tokens = self.tokens[:, :context]
+        before = _allocated(tokens.device)
+        loss = self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        self.kept_bytes = _allocated(tokens.device) - before
         return loss
 
 
@@ -187,8 +193,6 @@ def measure(case: StepCase, device: torch.device, peak_flops: float | None) -> d
         "tokens": tokens,
     }
     _clear(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
     try:
         row |= _timed(case, device, tokens, peak_flops)
@@ -207,18 +211,16 @@ def _timed(case: StepCase, device: torch.device, tokens: int, peak_flops: float 
     optimizer = None
     if case.optimizer:
         optimizer = torch.optim.AdamW(subject.parameters(), lr=1e-5, fused=True)
+    with AttentionOperations() as attention:
+        _step(subject, optimizer, min(case.context, SHORT))
+    _clear(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     times = []
     for _ in range(case.warmups + case.repeats):
         _synchronize(device)
         start = time.perf_counter()
-        loss = subject.loss()
-        loss.backward()
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        else:
-            for parameter in subject.parameters():
-                parameter.grad = None
+        loss = _step(subject, optimizer, case.context)
         _synchronize(device)
         times.append(time.perf_counter() - start)
     seconds = min(times[case.warmups :])
@@ -231,6 +233,7 @@ def _timed(case: StepCase, device: torch.device, tokens: int, peak_flops: float 
         "tokens_per_s": round(tokens / seconds, 1),
         "model_tflops": round(case.model.flops_per_token(case.context) * tokens / seconds / 1e12, 1),
         "saved_bytes_per_token_layer": round(subject.kept_bytes / tokens / case.model.num_layers),
+        "attention": ", ".join(sorted(attention.names)),
     }
     if peak_flops:
         out["mfu"] = round(out["model_tflops"] * 1e12 / peak_flops, 4)
@@ -248,6 +251,17 @@ def _timed(case: StepCase, device: torch.device, tokens: int, peak_flops: float 
         )
         out["predicted_peak_gib"] = round(predicted / GIB, 3)
     return out
+
+
+def _step(subject: Subject, optimizer: torch.optim.Optimizer | None, context: int) -> Tensor:
+    """One training step; its loss."""
+    loss = subject.loss(context)
+    loss.backward()
+    if optimizer is not None:
+        optimizer.step()
+    for parameter in subject.parameters():
+        parameter.grad = None
+    return loss.detach()
 
 
 def run_cases(

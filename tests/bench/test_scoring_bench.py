@@ -33,6 +33,7 @@ def test_scores_are_the_same_on_both_sides(mode, amount, strands):
         "huggingface-ref-and-alt", "huggingface-ref-once", "genomoe"
     ]  # fmt: skip
     assert all(row["variants"] == (5 if mode == "centred" else 18) for row in rows)
+    assert all(row["attention"] == "_scaled_dot_product_flash_attention_for_cpu" for row in rows[:2])
     assert rows[-1]["largest_score_difference"] < 1e-4
     assert rows[-1]["score_deviation"] > 0.01
     assert rows[-1]["speedup_over_huggingface_ref_once"] > 0

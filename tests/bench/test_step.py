@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from genomoe.bench import step
 from genomoe.bench.context import context_cases
 from genomoe.bench.report import write_result
 from genomoe.bench.step import StepCase, measure, run_cases, step_cases
@@ -43,6 +44,23 @@ def test_hugging_face(implementation, activation) -> None:
     row = measure(case(implementation, activation=activation), CPU, None)
     assert "error" not in row, row
     assert row["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize("implementation", ["genomoe-reference", "hf-loop"])
+def test_a_row_is_of_the_steady_state(implementation, monkeypatch) -> None:
+    pytest.importorskip("transformers")
+    steps: list[tuple[int, bool]] = []
+    real = step._step
+
+    def recording(subject, optimizer, context):
+        steps.append((context, bool(optimizer.state)))
+        return real(subject, optimizer, context)
+
+    monkeypatch.setattr(step, "_step", recording)
+    monkeypatch.setattr(step, "SHORT", 8)
+    row = measure(case(implementation, warmups=0), CPU, None)
+    assert steps == [(8, False), (32, True)]  # the optimizer has its moments before anything is measured
+    assert row["attention"] == "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def test_both_start_from_the_same_loss() -> None:
