@@ -1,8 +1,8 @@
 """Attention kernels called forward and backward by hand, for what autograd's own call cannot do.
 
 * Tensors too large for one launch: the joint query/key/value buffer of a million tokens spans 2^32 bytes, past what
-  kernels with 32-bit offsets reach, and their workspaces grow with the heads of a launch. A launch then sees the heads
-  of one group, contiguous, and the gradients are written into their places.
+  kernels with 32-bit offsets reach, and their workspaces grow with the heads of a launch. A launch then sees copies of
+  one group of heads, and the outputs and gradients are written into their places.
 * Outputs kept while the layer around them is run again (`AttentionCache`): attention, whose cost grows with the square
   of the context, runs once.
 
@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+REACH = 1 << 30
+"""Most elements that the queries' rows may span for a launch on the tensors as they are: 2^31 bytes of bfloat16."""
 LARGEST = 1 << 29
-"""Most elements a launch's queries may span."""
+"""Most elements of the queries of one group of heads, past `REACH`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class Kernel:
 def is_large(q: Tensor) -> bool:
     """Whether the queries span more memory than one launch should see."""
     tokens = q.shape[:-2].numel()
-    return q.is_cuda and tokens * abs(q.stride(-3)) > LARGEST
+    return q.is_cuda and tokens * abs(q.stride(-3)) > REACH
 
 
 class AttentionCache:
@@ -58,7 +60,7 @@ class AttentionCache:
 def call_kernel(
     q: Tensor, k: Tensor, v: Tensor, masking: Masking, kernel: Kernel, cache: AttentionCache | None = None
 ) -> Tensor:
-    """The kernel's attention, heads in as few groups as `LARGEST` allows.
+    """The kernel's attention: one launch within `REACH`, else heads in as few groups as `LARGEST` allows.
 
     Args:
         cache: filled by the first call; the second takes the output from it and leaves it empty.
@@ -66,12 +68,16 @@ def call_kernel(
     return _Called.apply(q, k, v, masking, kernel, cache)
 
 
+def num_head_groups(query_elements: int, num_kv_heads: int) -> int:
+    """Groups into which heads are divided past `REACH`: a divisor of the key/value heads."""
+    wanted = -(-query_elements // LARGEST)
+    return next((n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0 and n >= wanted), num_kv_heads)
+
+
 def head_groups(q: Tensor, num_kv_heads: int) -> list[tuple[slice, slice]]:
     """(query heads, key/value heads) of each launch."""
-    H = q.shape[-2]
-    wanted = -(-q.numel() // LARGEST)
-    groups = next((n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0 and n >= wanted), num_kv_heads)
-    h, g = H // groups, num_kv_heads // groups
+    groups = num_head_groups(q.numel(), num_kv_heads)
+    h, g = q.shape[-2] // groups, num_kv_heads // groups
     return [(slice(i * h, (i + 1) * h), slice(i * g, (i + 1) * g)) for i in range(groups)]
 
 

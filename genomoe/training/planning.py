@@ -23,7 +23,7 @@ import torch
 
 from genomoe.model.config import ModelConfig, mean_visible_keys
 from genomoe.model.kernels import KernelOptions
-from genomoe.ops.attention_kernels import LARGEST
+from genomoe.ops.attention_kernels import REACH, num_head_groups
 from genomoe.ops.loss import LOGITS_AT_ONCE
 from genomoe.training.activation import POLICIES, ActivationPolicy
 from genomoe.training.optim import OptimConfig
@@ -43,8 +43,11 @@ ALLOCATOR_SLACK = 0.02
 FP8_HALF_WIDTH = 270
 """Expert width at which 8-bit products are half as fast as at any width (H200: 740, 1,060, 1,130 TFLOP/s at 512, 4,096
 and 14,336)."""
-ATTENTION_HALF_CONTEXT = 2100
-"""Sequence length at which attention is half as fast as on long ones (H200, heads of 64: 337 at 8k, 436 at 131k)."""
+ATTENTION_HALF_CONTEXT = 700
+"""Sequence length at which attention is half as fast as on long ones (H200, heads of 64, forward and backward, 7
+products of which two are the scores': 400 TFLOP/s at 8k, 426 at 32k, 431 at 131k)."""
+FLASH_SPEED = 0.68
+"""Speed of the flash kernel, which sliding windows take, relative to cuDNN's (H200: 294 and 431 TFLOP/s)."""
 STREAMS = 100
 """Passes over [T, D] of a layer's step: norms, RoPE, residuals, and what else a measured step takes beside products."""
 CONTEXT_BYTES = GIB
@@ -67,7 +70,7 @@ class Device:
     """Part of the bfloat16 peak that large products reach."""
     fp8_efficiency: float = 0.76
     """Part of the 8-bit peak that products of wide experts reach; see `FP8_HALF_WIDTH`."""
-    attention_efficiency: float = 0.66
+    attention_efficiency: float = 0.567
     """Part of the bfloat16 peak that attention with heads of 64 reaches on long sequences, forward and backward."""
 
     @classmethod
@@ -243,10 +246,18 @@ def _experts_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
 
 
 def _attention_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
-    """Per token, in attention's backward pass: its output's gradient, dq, dk, dv, and a float32 sum of dq."""
+    """Per token, in attention's backward pass: its output's gradient, dq, dk, dv, and a float32 sum of dq.
+
+    Past `REACH` for one group of heads at a time, on copies of its part of q, k, v, the output and its gradient.
+    """
     heads, kv_heads = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    groups = max(1, shape.context * shape.batch * heads // LARGEST)
-    return shape.compute_bytes * (heads + heads + 2 * kv_heads) + 4 * heads // groups
+    joint = heads + 2 * kv_heads
+    gradients = shape.compute_bytes * (heads + joint)
+    if shape.tokens * joint <= REACH:
+        return gradients + 4 * heads
+    groups = num_head_groups(shape.tokens * heads, model.num_kv_heads)
+    copies = joint + 2 * heads if groups > 1 else joint
+    return gradients + (shape.compute_bytes * (copies + joint) + 4 * heads) // groups
 
 
 def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int], str]:
@@ -332,6 +343,15 @@ def predict_peak(
 # ---- time ----------------------------------------------------------------------------------------------------
 
 
+def _attention_seconds(model: ModelConfig, shape: StepShape, device: Device, window: int | None) -> float:
+    """Of one layer's forward pass, at the speed of forward and backward together."""
+    seen = min(shape.context, window or shape.context)
+    flops = 4.0 * model.num_heads * model.head_size * mean_visible_keys(shape.context, window) * shape.tokens
+    rate = device.bf16_flops * device.attention_efficiency * seen / (seen + ATTENTION_HALF_CONTEXT)
+    rate *= min(1.35, model.head_size / 64) * (1 if shape.compute_bytes == 2 else 1 / 16)
+    return flops / rate / (FLASH_SPEED if seen < shape.context else 1)
+
+
 def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[str, float]:
     """Predicted time of a step by part; see the module's docstring for the roofline."""
     policy = ActivationPolicy.parse(shape.policy)
@@ -343,7 +363,7 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
     # forward 2 products, backward 5 (the scores are made again): 3.5 times the forward, where model FLOPs count 3
     passes = 3.5 + (1 if policy.base == "layer" and not policy.attention else 0)
     bf16 = (device.bf16_flops if e == 2 else device.bf16_flops / 16) * device.product_efficiency
-    D, I, K, E, C = model.hidden_size, model.expert_size, model.top_k, model.num_experts, model.head_size
+    D, I, K, E = model.hidden_size, model.expert_size, model.top_k, model.num_experts
     low = shape.kernels.precision == "fp8" and _is_fused(shape)
     expert_rate = device.fp8_flops * device.fp8_efficiency * I / (I + FP8_HALF_WIDTH) if low else bf16
     slots = T * K + E * TILE
@@ -351,11 +371,7 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
     expert_bytes = L * (
         slots * (8 * D + 9 * I) * e * (0.75 if low else 1.0) * experts + 3 * E * I * D * (6 if low else 2)
     )
-    keys = sum(mean_visible_keys(shape.context, model.layer_window(layer)) for layer in range(L))
-    forward = 4.0 * model.num_heads * C * keys * T
-    seen = min(shape.context, model.window or shape.context)
-    attention_rate = device.bf16_flops * device.attention_efficiency * seen / (seen + ATTENTION_HALF_CONTEXT)
-    attention_rate *= min(1.35, C / 64) * (1 if e == 2 else 1 / 16)
+    attention = sum(_attention_seconds(model, shape, device, model.layer_window(layer)) for layer in range(L))
     streams = STREAMS * (1.25 if policy.base == "layer" else 1.0)
     optimizer = 7 * model.num_parameters() * shape.weight_bytes if shape.optimizer else 0
     moved = {"offload": 2 * e * D * T * L / 50e9, "mxfp8+offload": 2 * MX * D * T * L / 50e9}
@@ -363,7 +379,7 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
         "experts": T * (parts["experts"] * experts / expert_rate + parts["shared_experts"] * products / bf16)
         + expert_bytes / device.bandwidth,
         "projections, router and head": T * products * (parts["projections"] + parts["router"] + parts["head"]) / bf16,
-        "attention": passes * forward / attention_rate,
+        "attention": passes * attention,
         "pointwise": T * L * streams * D * e / device.bandwidth,
         "optimizer": optimizer / device.bandwidth,
         # copies overlap the computation but for their excess, which is what a step then waits for

@@ -197,6 +197,7 @@ print(*(event.key for event in trace.key_averages()))
 @pytest.mark.parametrize("largest", [1 << 29, 20_000], ids=["one launch", "head groups"])
 def test_gpu_backends_equal_the_reference(backend, packed, window, largest, monkeypatch) -> None:
     monkeypatch.setattr(attention_kernels, "LARGEST", largest)
+    monkeypatch.setattr(attention_kernels, "REACH", largest)
     generator = torch.Generator("cuda").manual_seed(0)
     leaves = [
         torch.randn(512, heads, 64, device="cuda", generator=generator, dtype=torch.bfloat16).requires_grad_()

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from genomoe.model import KernelOptions, ModelConfig
+from genomoe.ops.attention_kernels import REACH
 from genomoe.training.activation import POLICIES
 from genomoe.training.optim import OptimConfig
 from genomoe.training.options import ConfigError
@@ -84,6 +85,23 @@ def test_time_follows_the_roofline() -> None:
     assert plan(GENOS, shape(precision="fp8"), device).step_seconds < short.step_seconds
     kept, again = (plan(GENOS, shape(131072, 1, p), device).seconds["attention"] for p in ("layer+attention", "layer"))
     assert kept < again
+
+
+def test_a_window_costs_its_keys_at_the_speed_of_the_flash_kernel() -> None:
+    def attention(window: int | None) -> float:
+        return plan(GENOS.replace(window=window), shape(131072, 1), DEVICES["h200"]).seconds["attention"]
+
+    assert attention(131072) == attention(None)
+    assert attention(131071) > 1.4 * attention(None)  # one key fewer, and the slower kernel
+    assert attention(16384) < attention(None) / 2
+
+
+def test_past_the_reach_of_a_launch_attention_copies_groups_of_heads() -> None:
+    within = REACH // 2048  # the joint projection's columns
+    kept = {"policy": "layer+attention+mxfp8+offload", "save": "recompute", "chunk_tokens": 8192}
+    step = peak(shape(within + 256, 1, **kept)) - peak(shape(within, 1, **kept))
+    # two groups: the halves of q, k, v, the output, its gradient, dq, dk, dv; and half a float32 sum of dq less
+    assert step / within == pytest.approx((2 * (2048 + 2048 + 2048) - 4096) / 2, rel=0.02)
 
 
 def test_a_step_that_does_not_fit_is_refused_with_the_cheapest_way_that_does() -> None:
