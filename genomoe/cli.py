@@ -66,7 +66,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
     stride: Annotated[
         int | None,
-        typer.Option(help="Bases between windows; each base is scored once [default: half the context]."),
+        typer.Option(help="Bases between windows; each base is scored once.", show_default="half the context"),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     task: Annotated[
@@ -116,9 +116,10 @@ def plan(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
     gpu: Annotated[
-        str | None, typer.Option(help="A GPU by name: h200, h100, b200, a100, l40s [default: this machine's]")
+        str | None,
+        typer.Option(help="A GPU by name: h200, h100, b200, a100, l40s.", show_default="this machine's"),
     ] = None,
-    memory: Annotated[float | None, typer.Option(help="Memory of the device, GiB [default: the GPU's]")] = None,
+    memory: Annotated[float | None, typer.Option(help="Memory of the device, GiB.", show_default="the GPU's")] = None,
     find_context: Annotated[
         bool, typer.Option("--find-context", help="Longest window that fits, under every activation policy.")
     ] = False,
@@ -145,7 +146,7 @@ def doctor(
     run(as_json=as_json)
 
 
-StoredDtype = Annotated[str | None, typer.Option(help="float32 or bfloat16 [default: as stored].")]
+StoredDtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", show_default="as stored")]
 
 
 @app.command("export")
@@ -170,7 +171,7 @@ def import_(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="How bases become ids: nucleotide, byte, kmer6, or a .json file [default: as the folder says]."
+            help="How bases become ids: nucleotide, byte, kmer6, or a .json file.", show_default="as the folder says"
         ),
     ] = None,
     dtype: StoredDtype = None,
@@ -188,19 +189,20 @@ Model = Annotated[
     Path, typer.Option("--model", "-m", help="A run, its model/ folder, or a Hugging Face Mixtral folder.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16 [default: float32 on a CPU, else as saved].")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else as saved")]
 ReferenceFile = Annotated[
     Path,
     typer.Option("--reference", "-r", help="FASTA (plain or compressed) or GenBank; bundled:... also works."),
 ]
 Window = Annotated[
-    int | None, typer.Option(help="Bases the model reads around a variant [default: 512 or the context].")
+    int | None,
+    typer.Option(help="Bases the model reads around a variant.", show_default="512, or the context if shorter"),
 ]
-Score = Annotated[str, typer.Option(help="llr, marginal, embedding or jsd; README gives formulas and signs.")]
+Score = Annotated[str, typer.Option(help="llr, marginal, embedding or jsd; docs/variants.md has formulas and signs.")]
 Strands = Annotated[str, typer.Option(help="both (mean of the two strands) or fwd.")]
 Downstream = Annotated[
     int | None,
-    typer.Option(help="Only so many bases from the first difference on count [default: to the window's end]."),
+    typer.Option(help="Only so many bases from the first difference on count.", show_default="to the window's end"),
 ]
 
 
@@ -222,7 +224,7 @@ def score(
         typer.Option(help="FILE_NAME=REFERENCE_NAME, several times, or a two-column TSV file."),
     ] = None,
     info_key: Annotated[str, typer.Option(help="Name of the INFO field, in lower case of the column.")] = "GENOMOE",
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch [default: by the device].")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch.", show_default="by the device")] = None,
     device: Device = "auto",
     dtype: Dtype = None,
     restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished run of this output.")] = False,
@@ -319,7 +321,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens of this total probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A FASTA file [default: stdout].")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A FASTA file.", show_default="stdout")] = None,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
@@ -456,9 +458,12 @@ bench = typer.Typer(
 app.add_typer(bench)
 
 Out = Annotated[Path | None, typer.Option(help="Write the rows, hardware and versions here as JSON.")]
-Only = Annotated[list[str] | None, typer.Option(help="Shell pattern of case names; may be repeated [default: all]")]
+Only = Annotated[
+    list[str] | None, typer.Option(help="Shell pattern of case names; may be repeated.", show_default="all")
+]
 Budget = Annotated[
-    float | None, typer.Option(help="Seconds; cases that would not end in time are recorded as not run.")
+    float | None,
+    typer.Option(help="Seconds; cases that would not end in time are recorded as not run.", show_default="none"),
 ]
 ListOnly = Annotated[bool, typer.Option("--list", help="Print the names of the cases and stop.")]
 
@@ -466,9 +471,10 @@ ListOnly = Annotated[bool, typer.Option("--list", help="Print the names of the c
 @bench.command("layer")
 def bench_layer(
     out: Out = None,
-    case: Annotated[list[str] | None, typer.Option(help="Shell pattern of case names [default: all]")] = None,
+    case: Only = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Shell pattern of implementation/precision/save [default: all]")
+        list[str] | None,
+        typer.Option(help="Shell pattern of implementation/precision/save; may be repeated.", show_default="all"),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs, of which the median counts.")] = 7,
     limit_s: Annotated[int, typer.Option(min=1, help="Seconds an implementation may take for a case.")] = 120,
@@ -540,10 +546,11 @@ def bench_loader(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
     bases: Annotated[int, typer.Option(min=2_000_000, help="Size of the made-up genome.")] = 50_000_000,
     window: Annotated[
-        list[int] | None, typer.Option(min=64, help="Window length; may be repeated [default: 1k, 8k, 131k, 1M]")
+        list[int] | None,
+        typer.Option(min=64, help="Window length; may be repeated.", show_default="1024, 8192, 131072, 1048576"),
     ] = None,
     workers: Annotated[
-        list[int] | None, typer.Option(min=1, help="Loader processes; may be repeated [default: 1 and 2]")
+        list[int] | None, typer.Option(min=1, help="Loader processes; may be repeated.", show_default="1 and 2")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each row, of which the median counts.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.05, help="Length of one measurement.")] = 1.5,

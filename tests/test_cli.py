@@ -120,11 +120,41 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["pretrain", "evaluate", "plan", "doctor", "export", "import"])
-def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(command, "--help", capsys=capsys)
+COMMANDS = [
+    *(command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback),
+    *(
+        f"{group.name or group.typer_instance.info.name} {command.name}"
+        for group in cli.app.registered_groups
+        if group.typer_instance
+        for command in group.typer_instance.registered_commands
+    ),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = call(*command.split(), "--help", capsys=capsys)
     assert code == 0
     assert f"Example: genomoe {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    {
+        "evaluate": "half the context",
+        "plan": "this machine's",
+        "score": "to the window's end",
+        "generate": "stdout",
+    }.items(),
+)
+def test_help_tells_defaults_that_are_no_value(
+    command: str, default: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert f"[default: ({default})]" in call(command, "--help", capsys=capsys)[1]
 
 
 def test_plan_counts_genos(capsys: pytest.CaptureFixture[str]) -> None:
