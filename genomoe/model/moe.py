@@ -95,7 +95,7 @@ class Experts(nn.Module):
         self.w_down = nn.Parameter(torch.empty(E, D, I, device=device, dtype=dtype))
 
     def forward(
-        self, x_TD: Tensor, expert_index_TK: Tensor, scores_TK: Tensor, kernels: KernelOptions
+        self, x_TD: Tensor, expert_index_TK: Tensor, scores_TK: Tensor, kernels: KernelOptions, rerun: bool
     ) -> Float[Tensor, "T D"]:
         return grouped_mlp(
             x_TD,
@@ -107,6 +107,7 @@ class Experts(nn.Module):
             precision=kernels.precision,
             save=kernels.save,
             chunk_tokens=kernels.chunk_tokens,
+            rerun=rerun,
         )
 
 
@@ -140,9 +141,14 @@ class MoE(nn.Module):
         kernels: KernelOptions,
         expert_index_TK: Int[Tensor, "T K"] | None = None,
     ) -> tuple[Float[Tensor, "T D"], Routing]:
-        """The layer's output and its routing; `expert_index_TK` fixes the choice (recomputation never re-routes)."""
+        """The layer's output and its routing.
+
+        Args:
+            expert_index_TK: the choice of the first run, when the layer runs again for its backward pass: it is not
+                made again, and the output may be undefined.
+        """
         index_TK, scores_TK, stats = self.router(x_TD, valid_T, kernels, expert_index_TK)
-        y_TD = self.experts(x_TD, index_TK, scores_TK, kernels)
+        y_TD = self.experts(x_TD, index_TK, scores_TK, kernels, rerun=expert_index_TK is not None)
         if self.shared is not None:
             y_TD = y_TD + self.shared(x_TD)
         return y_TD, Routing(index_TK, scores_TK.detach(), stats)

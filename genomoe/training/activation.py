@@ -150,7 +150,7 @@ def run_layer_policy(
     valid_T: Tensor | None,
     kernels: KernelOptions,
 ) -> tuple[Tensor, Routing]:
-    """The layer runs again in the backward pass, with the experts chosen the first time."""
+    """The layer runs again in the backward pass, with the experts chosen the first time and without their output."""
     kept: list[Tensor] = []
 
     def run(x_TD: Tensor) -> tuple[Tensor, Routing]:

@@ -358,7 +358,10 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
     T, L, e = shape.tokens, model.num_layers, shape.compute_bytes
     parts = model.flops_by_part(shape.context)
     save = "recompute" if policy.base == "mlp" else shape.kernels.save
-    experts = 1 + (4 / 18 if save == "recompute" else 0) + (6 / 18 if policy.base == "layer" else 0)
+    up, forward = 4 / 18, 6 / 18  # of the experts' products, forward and backward
+    experts = 1 + (up if save == "recompute" else 0)
+    if policy.base == "layer":  # the second run of the fused experts makes what they keep and no output
+        experts += forward if not _is_fused(shape) else 0 if save == "recompute" else up
     products = 1 + (1 / 3 if policy.base == "layer" else 0)
     # forward 2 products, backward 5 (the scores are made again): 3.5 times the forward, where model FLOPs count 3
     passes = 3.5 + (1 if policy.base == "layer" and not policy.attention else 0)

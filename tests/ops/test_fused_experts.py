@@ -13,7 +13,7 @@ from genomoe.ops.grouped_mlp.reference import grouped_mlp_reference
 
 pytest.importorskip("triton")
 
-from genomoe.ops.grouped_mlp import launch
+from genomoe.ops.grouped_mlp import launch, products_bf16
 from genomoe.ops.grouped_mlp.layout import (
     TILE,
     expert_layout,
@@ -116,6 +116,21 @@ def test_recomputing_gives_the_same_bits() -> None:
     again = run(leaves, index, dy, backend="fused", save="recompute")
     for name in kept:
         assert torch.equal(kept[name], again[name]), name
+
+
+@pytest.mark.parametrize(("save", "ups"), [("bf16", 1), ("mxfp8", 1), ("recompute", 0)])
+def test_a_rerun_makes_what_backward_needs_and_no_output(save: str, ups: int, monkeypatch) -> None:
+    leaves, index, dy = tensors(**SIZES)
+    want = run(leaves, index, dy, backend="fused", save=save)
+    calls: list[str] = []
+    for name in ("up", "down"):
+        real = getattr(products_bf16, name)
+        monkeypatch.setattr(products_bf16, name, lambda *args, n=name, real=real: calls.append(n) or real(*args))
+    forward = grouped_mlp(*leaves[:3], index, leaves[3], backend="fused", save=save, rerun=True)
+    assert calls == ["up"] * ups
+    got = torch.autograd.grad(forward, leaves, dy)
+    for name, value in zip(("dx", "dw_up", "dw_down", "dscores"), got, strict=True):
+        assert torch.equal(value, want[name]), name
 
 
 @pytest.mark.parametrize("save", ["bf16", "recompute"])

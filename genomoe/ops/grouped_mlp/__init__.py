@@ -26,6 +26,7 @@ def grouped_mlp(
     precision: Literal["bf16", "fp8", "mxfp8", "nvfp4"] = "bf16",
     save: Literal["bf16", "mxfp8", "recompute"] = "bf16",
     chunk_tokens: int | None = None,
+    rerun: bool = False,
 ) -> Float[Tensor, "T D"]:
     """y_t = sum_k score_tk * down(silu(gate x_t) * (up x_t)), dropping no token.
 
@@ -40,6 +41,7 @@ def grouped_mlp(
             Transformer Engine's alone.
         save: what is kept of gate and up for the backward pass; "recompute": nothing, they are computed again.
         chunk_tokens: run so many tokens at a time, which bounds the transient memory.
+        rerun: the call repeats an earlier one for the sake of its backward pass: what it returns may be undefined.
 
     Raises:
         ValueError: shapes that do not fit each other, or a backend that cannot run here (the message says why).
@@ -60,5 +62,5 @@ def grouped_mlp(
         raise ValueError(f"the expert backend {backend!r} cannot run here: {why_not}")
     return BACKENDS[backend].run(
         x_TD, w_up_E2ID, w_down_EDI, expert_index_TK, scores_TK,
-        precision=precision, save=save, chunk_tokens=chunk_tokens,
+        precision=precision, save=save, chunk_tokens=chunk_tokens, rerun=rerun,
     )  # fmt: skip

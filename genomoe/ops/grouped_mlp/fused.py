@@ -7,7 +7,8 @@ Reference: `reference.py`, same signature, same result. What differs is how:
 * backward needs only gate and up (bf16 or MXFP8) or nothing at all (recompute), beside the layer's inputs; the score's
   gradient comes from <da, a>, so that expert outputs are never kept;
 * every sum has a fixed order: results are bitwise equal from run to run;
-* with ``chunk_tokens`` the buffers that grow with T K exist for one chunk of tokens at a time.
+* with ``chunk_tokens`` the buffers that grow with T K exist for one chunk of tokens at a time;
+* a rerun makes what backward needs and no output.
 
 Axes: T tokens, K choices, S slots, D model, I expert width, E experts.
 """
@@ -40,6 +41,7 @@ def fused(
     precision: str = "bf16",
     save: str = "bf16",
     chunk_tokens: int | None = None,
+    rerun: bool = False,
 ) -> Float[Tensor, "T D"]:
     """See `genomoe.ops.grouped_mlp.grouped_mlp`. Needs Triton, bfloat16 and widths that are multiples of 32."""
     return _Fused.apply(
@@ -51,28 +53,31 @@ def fused(
         precision,
         save,
         chunk_tokens,
+        rerun,
     )
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w_up, w_down, index, scores, precision, save, chunk_tokens):
+    def forward(ctx, x, w_up, w_down, index, scores, precision, save, chunk_tokens, rerun):
         products = PRODUCTS[precision]
         ctx.precision, ctx.save = precision, save
         ctx.chunks = _chunks(x.shape[0], chunk_tokens)
         kept: list[Tensor | None] = []
         out = torch.empty_like(x)
         measured = products.measure(w_up), products.measure(w_down)
-        up_weight, down_weight = products.prepare(w_up, measured[0]), products.prepare(w_down, measured[1])
         save_now = save if save != "recompute" and any(ctx.needs_input_grad[:5]) else None
-        for start, end in ctx.chunks:
+        needed = ctx.chunks if save_now or not rerun else []
+        up_weight = products.prepare(w_up, measured[0]) if needed else None
+        down_weight = None if rerun else products.prepare(w_down, measured[1])
+        for start, end in needed:
             layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
             activation, saved = products.up(x[start:end], up_weight, layout, save_now)
-            y = products.down(activation, down_weight, layout)
-            combine_rows(y, layout, out=out[start:end])
+            if not rerun:
+                combine_rows(products.down(activation, down_weight, layout), layout, out=out[start:end])
             if save_now:
                 kept += [*layout, *saved]
-            del activation, y, layout, saved  # not to be held while the next chunk runs
+            del activation, layout, saved  # not to be held while the next chunk runs
         ctx.save_for_backward(x, w_up, w_down, index, scores, *measured, *kept)
         return out
 
@@ -100,7 +105,7 @@ class _Fused(torch.autograd.Function):
             accumulator.add(dw_up, dw_down)
             del dx_SD, dw_up, dw_down, layout, saved
         dw_up, dw_down = accumulator.total(w_up, w_down)
-        return dx, dw_up, dw_down, None, dscores, None, None, None
+        return dx, dw_up, dw_down, None, dscores, None, None, None, None
 
 
 LAYOUT_FIELDS = len(ExpertLayout._fields)

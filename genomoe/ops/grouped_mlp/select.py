@@ -21,7 +21,7 @@ from genomoe.ops.grouped_mlp.reference import grouped_mlp_reference
 
 
 class Backend(NamedTuple):
-    """How to run it, and why it cannot run for given tensors (None: it can)."""
+    """How to run it (`rerun`: no output is needed), and why it cannot run for given tensors (None: it can)."""
 
     run: Callable[..., Tensor]
     unsupported: Callable[..., str | None]
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     others: dict[str, str]
 
 
-def _run_reference(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None) -> Tensor:
+def _run_reference(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
     experts = functools.partial(
         grouped_mlp_reference, precision=precision, save="bf16" if save == "recompute" else save
     )
@@ -53,16 +53,16 @@ def _reference_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, s
     return None
 
 
-def _run_grouped_mm(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None) -> Tensor:
+def _run_grouped_mm(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
     return in_chunks(
         grouped_mm.grouped_mlp_grouped_mm, *tensors, recompute=save == "recompute", chunk_tokens=chunk_tokens
     )
 
 
-def _run_fused(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None) -> Tensor:
+def _run_fused(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
     from genomoe.ops.grouped_mlp.fused import fused
 
-    return fused(*tensors, precision=precision, save=save, chunk_tokens=chunk_tokens)
+    return fused(*tensors, precision=precision, save=save, chunk_tokens=chunk_tokens, rerun=rerun)
 
 
 def _fused_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:
@@ -86,7 +86,7 @@ def _fused_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save:
     return None
 
 
-def _run_te(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None) -> Tensor:
+def _run_te(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
     from genomoe.ops.grouped_mlp.te import grouped_mlp_te
 
     experts = functools.partial(grouped_mlp_te, precision=precision)
