@@ -27,7 +27,12 @@ def require_file(path: str | os.PathLike[str]) -> Path:
     """`path` as a Path to an existing regular file; otherwise an error that says what is there instead."""
     path = Path(path)
     if path.is_dir():
-        raise GenoMoEError(f"{path} is a folder, a file was expected; name the FASTA file inside it.")
+        raise GenoMoEError(f"{path} is a folder, a file was expected; name the file inside it.")
+    if str(path) == "-" or (path.exists() and not path.is_file()):
+        raise GenoMoEError(
+            f"{path} is standard input, a pipe or a device, which can be read only once, and inputs are read more "
+            "than once: write it to a file first."
+        )
     if not path.exists():
         near = _neighbours(path)
         raise GenoMoEError(f"{path} does not exist{near}.")

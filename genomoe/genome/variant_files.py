@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from genomoe.genome.compression import BGZF_END, require_file
 from genomoe.genome.errors import GenoMoEError
 
 __all__ = ["InputRow", "TableColumns", "VariantFileError", "VariantSource", "open_variants", "sort_key"]
 
-BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 VCF_COLUMNS = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO"]
 COLUMN_NAMES = {
     "contig": ("contig", "chrom", "#chrom", "chr", "chromosome", "seqname", "#chr"),
@@ -159,15 +159,7 @@ def open_variants(path: str | Path, columns: Mapping[str, str] | None = None) ->
     `columns` names the columns of a table for the roles contig, position, ref, alt and id where they differ
     from the usual names.
     """
-    path = Path(path)
-    if str(path) == "-":
-        raise VariantFileError(
-            "Variants cannot come from standard input, as they are read twice: write them to a file."
-        )
-    if not path.exists():
-        raise VariantFileError(f"There is no variant file {path}.")
-    if path.is_dir():
-        raise VariantFileError(f"{path} is a folder; a variant file was expected.")
+    path = require_file(path)
     if path.stat().st_size == 0:
         raise VariantFileError(f"{path} is empty; a variant file needs at least a header.")
     with _open_bytes(path) as stream:

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import os
 
 import numpy as np
 import pyarrow
@@ -191,6 +192,13 @@ def test_a_path_that_is_missing_or_a_folder_says_so(tmp_path):
         Reference(tmp_path / "genom.fa")
     with pytest.raises(GenoMoEError, match="is a folder"):
         Reference(tmp_path)
+
+
+def test_standard_input_and_pipes_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "genome.fa")
+    for path in ("-", tmp_path / "genome.fa"):
+        with pytest.raises(GenoMoEError, match="write it to a file first"):
+            Reference(path)
 
 
 def test_a_binary_file_without_line_ends_ends_soon(tmp_path):

@@ -123,7 +123,7 @@ def test_truncated_files_are_errors(tmp_path):
 
 def test_wrong_paths(tmp_path):
     for path, message in [
-        (tmp_path / "none.vcf", "There is no"),
+        (tmp_path / "none.vcf", "does not exist"),
         (tmp_path, "is a folder"),
         ("-", "standard input"),
     ]:
