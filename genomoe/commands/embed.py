@@ -15,7 +15,7 @@ from genomoe.files import replacing
 from genomoe.genome.coordinates import Interval
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.fasta import Reference
-from genomoe.inference.predictor import from_pretrained
+from genomoe.inference.predictor import Predictor, from_pretrained
 
 
 def run(
@@ -36,7 +36,7 @@ def run(
     if pool == "none" and not out.name.endswith(".npz"):
         raise GenoMoEError("Vectors of single tokens (--pool none) go to a .npz file.")
     predictor = from_pretrained(model, device=resolve_device(device), dtype=dtype)
-    names, records = read_records(sequences)
+    names, records = read_records(sequences, predictor)
     with Console(stderr=True).status(f"embedding {len(records)} sequences"):
         vectors = predictor.embed(records, layer=layer, pool=pool, strands=strands)
     if out.name.endswith(".npz"):
@@ -49,8 +49,15 @@ def run(
     print(f"{len(records)} vectors written: {out}", file=sys.stderr)
 
 
-def read_records(path: Path) -> tuple[list[str], list[bytes]]:
-    """Names and letters of all records of a FASTA file."""
+def read_records(path: Path, predictor: Predictor) -> tuple[list[str], list[bytes]]:
+    """Names and letters of all records of a FASTA file; GenoMoEError for one that is empty or does not fit."""
     reference = Reference(path)
+    longest = predictor.model.config.max_context * predictor.tokenizer.bases_per_token
+    for name, length in reference.contigs.items():
+        if not 1 <= length <= longest:
+            raise GenoMoEError(
+                f"{path}: record {name!r} has {length:,} bases, but the model reads 1 to {longest:,}: "
+                f"{'cut it into windows' if length else 'leave it out'}."
+            )
     names = list(reference.contigs)
     return names, [reference.fetch(Interval(name, 0, reference.contigs[name])) for name in names]

@@ -17,14 +17,14 @@ from genomoe.inference.predictor import from_pretrained
 
 def run(prompt: str, *, model: Path, out: Path | None, device: str, dtype: str | None, n: int, **options: Any) -> None:
     """Print or write FASTA records named PROMPT_NUMBER, each a continuation without its prompt."""
+    predictor = from_pretrained(model, device=resolve_device(device), dtype=dtype)
     if prompt and set(prompt.upper()) <= set("ACGTUNRYSWKMBDHV"):
         names, prompts = ["sample"], [prompt]
     elif Path(prompt).is_file():
-        names, records = read_records(Path(prompt))
+        names, records = read_records(Path(prompt), predictor)
         prompts = [record.decode("ascii") for record in records]
     else:
         raise GenoMoEError(f"The prompt {prompt!r} is neither a sequence of bases nor a FASTA file.")
-    predictor = from_pretrained(model, device=resolve_device(device), dtype=dtype)
     lines = []
     with Console(stderr=True).status("sampling"):
         for name, text in zip(names, prompts, strict=True):

@@ -33,6 +33,7 @@ def run(
     predictor = from_pretrained(model, device=resolve_device(device), dtype=dtype)
     with Console(stderr=True).status(f"scoring every change of {interval}"):
         table = predictor.mutagenesis(interval, reference, **options)
+    written = [out]
     if out.suffix == ".png":
         from genomoe.plot.variants import plot_mutagenesis
 
@@ -40,6 +41,6 @@ def run(
             axes = plot_mutagenesis(as_matrix(table))
             axes.set_title(f"{interval}, {options.get('score', 'llr')}")
             axes.get_figure().savefig(temporary, dpi=150, format="png", bbox_inches="tight")  # type: ignore[union-attr]
-        out = out.with_suffix(".tsv")
-    write_table(table, out)
-    print(f"{len(table)} changes written: {out}", file=sys.stderr)
+        written.append(out.with_suffix(".tsv"))
+    write_table(table, written[-1])
+    print(f"{len(table)} changes written: {', '.join(map(str, written))}", file=sys.stderr)

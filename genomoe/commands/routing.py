@@ -19,7 +19,7 @@ def run(sequences: Path, *, model: Path, out: Path, device: str, dtype: str | No
     """Write a row for each base and layer, and print the load of the experts."""
     check_ending(out, ".tsv", ".csv", ".parquet")
     predictor = from_pretrained(model, device=resolve_device(device), dtype=dtype)
-    names, records = read_records(sequences)
+    names, records = read_records(sequences, predictor)
     with Console(stderr=True).status(f"routing {len(records)} sequences"):
         table = predictor.routing(records)
     table["sequence"] = [names[index] for index in table["sequence"]]

@@ -100,7 +100,7 @@ class ContigNames:
         if found is None:
             raise UnknownContigError(
                 f"Contig '{name}' is not in the reference, also not as one of its usual other names; "
-                f"{self._nearest(name)}. Give --contig-alias {name}=NAME, or --unknown-contig skip."
+                f"{self._nearest(name)}."
             )
         return found
 

@@ -67,8 +67,15 @@ def generate(
     ids = tokenizer.encode(to_bytes(prompt)) if prompt else []
     if not len(ids):
         raise GenoMoEError("The prompt is empty: the model predicts a base from those before it, so give at least one.")
-    if n < 1 or samples < 1 or temperature < 0 or not 0 < top_p <= 1 or (top_k is not None and top_k < 1):
-        raise GenoMoEError("n, samples and top_k must be at least 1, temperature at least 0, top_p in (0, 1].")
+    for name, value, allowed, words in (
+        ("n", n, n >= 1, "at least 1"),
+        ("samples", samples, samples >= 1, "at least 1"),
+        ("temperature", temperature, temperature >= 0, "at least 0"),
+        ("top_k", top_k, top_k is None or top_k >= 1, "at least 1"),
+        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
+    ):
+        if not allowed:
+            raise GenoMoEError(f"{name} is {value}; it must be {words}.")
     if len(ids) + n > model.config.max_context:
         raise GenoMoEError(
             f"Prompt and continuation are {len(ids) + n} tokens, more than the model's context of "

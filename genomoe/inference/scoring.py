@@ -166,7 +166,8 @@ class VariantScorer:
             try:
                 self.names.resolve(row.contig)
             except GenoMoEError as error:
-                raise type(error)(f"{where}, line {row.number}: {error}") from None
+                hint = f"Give --contig-alias {row.contig}=NAME, or --unknown-contig skip."
+                raise type(error)(f"{where}, line {row.number}: {error} {hint}") from None
         assert contig is not None
         status = check_alleles(row.ref, alt)
         if not 0 <= row.position <= self.reference.contigs[contig] - max(1, len(row.ref)):

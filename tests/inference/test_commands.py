@@ -77,16 +77,20 @@ def test_score_writes_every_kind(model, fasta, sequences, tmp_path, ending):
 def test_mistakes_are_one_sentence(model, fasta, sequences, tmp_path, capsys):
     (tmp_path / "in").mkdir()
     path, *_ = variant_files(tmp_path / "in", sequences["chr1"])
+    (tmp_path / "gap.fa").write_text(">whole\nACGT\n>gap\n")
     good = ["--reference", fasta, "--model", model, "--out", tmp_path / "o.tsv"]
     for arguments, message in [
         (["score", path, *good, "--window", 5000], "longer than the model's context"),
         (["score", path, *good, "--score", "best"], "one of llr"),
-        (["score", tmp_path / "none.vcf", *good], "There is no variant file"),
+        (["score", tmp_path / "none.vcf", *good], "none.vcf does not exist"),
         (["score", path, *good[:4], "--out", tmp_path / "o.txt"], "must end in .vcf.gz"),
         (["score", path, "--reference", fasta, "--model", tmp_path, "--out", "o.tsv"], "not a model folder"),
         (["generate", "hello", "--model", model], "neither a sequence of bases nor a FASTA file"),
         (["mutagenesis", "chr1:1-9999", *good], "does not lie within chr1"),
-        (["embed", fasta, "--model", model, "--out", tmp_path / "o.npz"], "Sequence 1 has 900 tokens"),
+        (["embed", fasta, "--model", model, "--out", tmp_path / "o.npz"], "record 'chr1' has 900 bases"),
+        (["routing", tmp_path / "gap.fa", *good[2:]], "record 'gap' has 0 bases"),
+        (["generate", "ACGT", "--model", model, "--top-p", 2], "top_p is 2.0; it must be above 0 and at most 1"),
+        (["mutagenesis", "chr7:1-9", *good], "nearest are chr"),
     ]:
         assert genomoe(*arguments) == 1
         error = capsys.readouterr().err
@@ -110,6 +114,7 @@ def test_other_commands(model, fasta, tmp_path, capsys):
     assert [len(line) for line in capsys.readouterr().out.splitlines()] == [9, 80, 10, 9, 80, 10]
     options = ["--reference", fasta, "--model", model, "--window", 64]
     assert genomoe("mutagenesis", "chr1:101-110", *options, "--out", tmp_path / "m.png") == 0
+    assert f"{tmp_path / 'm.png'}, {tmp_path / 'm.tsv'}" in capsys.readouterr().err
     assert len(pd.read_csv(tmp_path / "m.tsv", sep="\t")) == 30
     assert (tmp_path / "m.png").stat().st_size > 1000
 

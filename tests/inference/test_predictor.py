@@ -92,7 +92,7 @@ def test_generation_errors(predictor):
     for prompt, n, options, message in [
         ("", 5, {}, "prompt is empty"),
         ("ACGT", 0, {}, "at least 1"),
-        ("ACGT", 5, {"temperature": -1}, "temperature at least 0"),
+        ("ACGT", 5, {"temperature": -1}, "temperature is -1; it must be at least 0"),
         ("ACGT" * 100, 200, {}, "600 tokens, more than"),
     ]:
         with pytest.raises(ValueError, match=message):
