@@ -47,5 +47,5 @@ def context_cases() -> list[StepCase]:
         one(512 * K, "hf-grouped_mm", "layer", 85),
         one(4096 * K, "genomoe-fused", "layer+mxfp8+offload", 90, model=windowed),
         one(256 * K, "hf-grouped_mm", "layer", 25),
-        one(1024 * K, "genomoe-fused", "layer+mxfp8", 290),
+        one(1024 * K, "genomoe-fused", "layer+attention+mxfp8+offload", 235),
     ]
