@@ -1,8 +1,9 @@
 """Whole training steps, ours and Hugging Face's, on the same card in the same run: what `genomoe bench step` measures.
 
 A row is one case and implementation: tokens/s, MFU, peak memory, memory kept per token and layer, all of the steady
-state: a step on short windows comes first, which makes the optimizer's moments and compiles the kernels, and host memory
-is pinned. A case that fails (out of memory, a missing library) becomes a row with `error`, and the next one runs.
+state: a step on short windows comes first, which makes the optimizer's moments and compiles the kernels, and what
+offloading takes of host memory is pinned. A case that fails (out of memory, a missing library) becomes a row with
+`error`, and the next one runs.
 """
 
 from __future__ import annotations
