@@ -3,18 +3,23 @@
 REF and ALT suffixes go through the same kernels, so that where the two agree their rounding agrees too and
 cancels: in bfloat16 a difference of two sums over thousands of positions would else be mostly noise.
 
+A suffix begins at the token before the first difference, which predicts it, or up to `STEP` tokens earlier: then the
+pairs of a window begin at few places and share a launch, and lengths suit the GPU's tiles. What is run before the
+first difference is the same in REF and ALT and never counted.
+
 A score depends on its own pair alone. Batches only change which rows a matrix product holds, so in float32
 the same pair scores the same within the product's rounding (about 1e-6), and bit for bit with
 `batch_pairs=1`.
 
-Axis legend: B windows, L tokens run of a window, T tokens of all suffixes, D hidden size, V vocabulary.
+Axis legend: B windows, P tokens of their prefix, T tokens of all suffixes, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,8 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genomoe.genome.errors import GenoMoEError
-from genomoe.inference.prefix import PrefixCache, SuffixAttention, Suffixes, tail_runner
+from genomoe.inference.prefix import PrefixCache, SuffixAttention, SuffixBlock, run_prefix
 from genomoe.model.transformer import GenoMoEModel
+from genomoe.ops.attention_kernels import LARGEST
 
 __all__ = ["SCORES", "Pair", "PairScorer", "log_probabilities", "target_log_probs"]
 
@@ -38,8 +44,8 @@ SCORES = {
 }
 """Every score by name, with its formula and sign."""
 
-ROUND = 64
-"""REF windows are run for a multiple of this many tokens, so that they batch together."""
+STEP = {"cpu": 8}
+"""Suffixes start at multiples of this many tokens of their window, 64 where the device is not named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,28 +65,30 @@ class Pair:
 
 @dataclass(kw_only=True)
 class Window:
-    """One REF window, the pairs that share it, and what is known of it by now."""
+    """One REF window, what is to run after its prefix, and what its REF suffix gave."""
 
     ref: np.ndarray
-    members: list[int]
-    start: int
-    """First token that differs in any pair: where its REF suffix begins."""
-    stop: int
-    openings: dict[int | None, float] = field(default_factory=dict)
-    """log p of the first token of each pair's ALT suffix, and of REF's (None)."""
-    total: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    hidden: Tensor | None = None
+    suffixes: list[Suffix]
+    """REF's, then the ALT's of every pair that has this REF."""
+    total: np.ndarray | None = None
+    """total[i]: log p of the first i tokens that REF's suffix predicts, summed."""
+    hidden_LD: Tensor | None = None
 
     @property
-    def opening(self) -> float:
-        return self.openings.get(None, 0.0)
+    def start(self) -> int:
+        """Where the REF suffix begins: no later than any ALT's."""
+        return self.suffixes[0].start
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that some suffix has before it."""
+        return max(suffix.start for suffix in self.suffixes)
 
 
 @dataclass(frozen=True, eq=False)
 class Suffix:
-    """Tokens [start, stop) of REF (index None) or of a pair's ALT, to be run on the prefix of a window."""
+    """Tokens [start, stop) of REF (index None) or of a pair's ALT, which continue the window's prefix."""
 
-    window: int
     index: int | None
     ids: np.ndarray
     start: int
@@ -89,15 +97,24 @@ class Suffix:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def targets(self, unk_id: int) -> np.ndarray:
+        """What each token should predict; nothing that counts past the window's end."""
+        found = self.ids[self.start + 1 : self.stop + 1]
+        return found if len(found) == len(self) else np.append(found, self.ids.dtype.type(unk_id))
+
+
+Unit = tuple[int, list[Suffix]]
+"""Number of a window, and suffixes of it that start and stop together."""
+
 
 class PairScorer:
-    """Scores pairs with a causal model, in batches of at most `batch_tokens` tokens and `batch_pairs` pairs.
+    """Scores pairs with a causal model, in batches of about `batch_tokens` tokens and at most `batch_pairs` pairs.
 
     Args:
         model: in eval mode for the time of a call; its mode is put back.
         kind: a key of SCORES.
         unk_id: the token of N, which is context but never counts.
-        batch_tokens: None: 16,384 on a CPU, 262,144 elsewhere.
+        batch_tokens: None: 16,384 on a CPU, 262,144 elsewhere, or as many as attention takes in one launch.
         batch_pairs: None: no limit; 1 makes every score bitwise independent of the rest of the file.
     """
 
@@ -114,7 +131,9 @@ class PairScorer:
             raise GenoMoEError(f"Unknown score '{kind}': it is one of {', '.join(SCORES)}.")
         self.model, self.kind, self.unk_id = model, kind, unk_id
         self.device = model.embed.weight.device
-        self.batch_tokens = batch_tokens or (16384 if self.device.type == "cpu" else 262144)
+        one_launch = LARGEST // model.layers[0].attention.qkv.weight.shape[0]
+        self.batch_tokens = batch_tokens or (16384 if self.device.type == "cpu" else min(262144, one_launch))
+        self.step = STEP.get(self.device.type, 64)
         self.batch_pairs = batch_pairs
 
     def __call__(self, pairs: Sequence[Pair]) -> np.ndarray:
@@ -132,192 +151,155 @@ class PairScorer:
 
     # ---- batches -----------------------------------------------------------------------------------------
 
-    def _stop(self, pair: Pair) -> int:
-        """One past the last token that must be read: all but the last that counts, which is only predicted."""
-        return pair.end if self.kind == "embedding" else pair.end - 1
+    def _window(self, pairs: Sequence[Pair], members: list[int]) -> Window:
+        """A window with the suffixes its pairs need: from before the first difference to the last token read."""
+        step, ref = self.step, pairs[members[0]].ref
+        begins, ends = [], []
+        for index in members:
+            pair = pairs[index]
+            begin = max(0, pair.first - 1) // step * step
+            # the last token that counts is only predicted, so that its own state is of no use to a likelihood
+            end = pair.end if self.kind == "embedding" else max(begin + 1, pair.end - 1)
+            begins.append(begin)
+            ends.append(min(len(ref), begin + -(-(end - begin) // step) * step))
+        suffixes = [Suffix(None, ref, min(begins), max(ends))]
+        suffixes += [Suffix(i, pairs[i].alt, *span) for i, *span in zip(members, begins, ends, strict=True)]
+        return Window(ref=ref, suffixes=suffixes)
 
     def _window_batches(self, pairs: Sequence[Pair]) -> Iterator[list[Window]]:
-        """Batches of windows whose prefixes are run for equally many tokens."""
+        """Batches of windows whose prefixes are equally long."""
         by_ref: dict[object, list[int]] = defaultdict(list)
         for index, pair in enumerate(pairs):
             if pair.first < pair.end:
                 by_ref[index if self.batch_pairs == 1 else pair.ref.tobytes()].append(index)
-        by_length: dict[int, list[Window]] = defaultdict(list)
+        by_prefix: dict[int, list[Window]] = defaultdict(list)
         for members in by_ref.values():
-            window = Window(
-                ref=pairs[members[0]].ref,
-                members=members,
-                start=min(pairs[index].first for index in members),
-                stop=max(self._stop(pairs[index]) for index in members),
-            )
-            prefix = max(pairs[index].first for index in members)
-            by_length[min(len(window.ref), max(1, -(-prefix // ROUND)) * ROUND)].append(window)
-        for length, found in by_length.items():
-            longest = max(length, *(window.stop - window.start for window in found))
+            window = self._window(pairs, members)
+            by_prefix[window.prefix].append(window)
+        for prefix, found in by_prefix.items():
+            longest = max(prefix, *(len(suffix) for window in found for suffix in window.suffixes))
             size = max(1, self.batch_tokens // longest)
             if self.batch_pairs is not None:
                 size = min(size, self.batch_pairs)
             for start in range(0, len(found), size):
                 yield found[start : start + size]
 
-    def _suffix_batches(self, pairs: Sequence[Pair], windows: Sequence[Window]) -> Iterator[list[Suffix]]:
-        """Every window's REF suffix, then its ALTs', in batches."""
-        batch: list[Suffix] = []
-        tokens = alts = 0
+    def _suffix_batches(self, windows: Sequence[Window]) -> Iterator[list[Unit]]:
+        """All suffixes in batches of about equally many tokens, a window's REF first, equal shapes side by side."""
+        alike: dict[tuple[int, int, int], list[Suffix]] = defaultdict(list)
         for number, window in enumerate(windows):
-            suffixes = [Suffix(number, None, window.ref, window.start, max(window.start, window.stop))]
-            for index in window.members:
-                pair = pairs[index]
-                suffixes.append(Suffix(number, index, pair.alt, pair.first, max(pair.first, self._stop(pair))))
-            for suffix in suffixes:
-                full = tokens + len(suffix) > self.batch_tokens or alts == self.batch_pairs
-                if batch and full and suffix.index is not None:
+            for suffix in window.suffixes:
+                alike[number, suffix.start, len(suffix)].append(suffix)
+
+        def order(item: tuple[tuple[int, int, int], list[Suffix]]) -> tuple[int, ...]:
+            (number, start, length), found = item
+            return start, -length, len(found), number
+
+        total = sum(length * len(found) for (_, _, length), found in alike.items())
+        share = total / -(-total // self.batch_tokens)
+        batch: list[Unit] = []
+        done, alts, edge = 0, 0, share
+        for (number, _, length), found in sorted(alike.items(), key=order):
+            at = 0
+            while at < len(found):
+                size = max(1, int(share / length))
+                if self.batch_pairs is not None:
+                    size = min(size, self.batch_pairs + (found[at].index is None))
+                piece, at = found[at : at + size], at + size
+                new = sum(suffix.index is not None for suffix in piece)
+                too_many = self.batch_pairs is not None and alts + new > self.batch_pairs
+                past_edge = done + length * len(piece) / 2 > edge
+                if batch and (too_many or past_edge):
                     yield batch
-                    batch, tokens, alts = [], 0, 0
-                batch.append(suffix)
-                tokens += len(suffix)
-                alts += suffix.index is not None
+                    batch, alts = [], 0
+                    edge += share * past_edge
+                batch.append((number, piece))
+                done, alts = done + length * len(piece), alts + new
         if batch:
             yield batch
 
     # ---- one batch of windows ----------------------------------------------------------------------------
 
     def _score_windows(self, pairs: Sequence[Pair], windows: list[Window], out: np.ndarray) -> None:
-        prefix = max(max(pairs[index].first for index in window.members) for window in windows)
-        shortest = min(len(window.ref) for window in windows)
-        length = min(shortest, max(1, -(-prefix // ROUND)) * ROUND)
-        ref_BL = self._to_device(np.stack([window.ref[:length] for window in windows]))
-        cache = PrefixCache(
-            backend=self.model.kernels.attention,
-            tail=max(0, min(window.start for window in windows) - 1),
-            last_layer=self.model.config.num_layers - 1,
-        )
-        usual, self.model.run_layer = self.model.run_layer, tail_runner(cache)
-        try:
-            hidden_BLD = self.model(ref_BL, compute_logits=False, attend=cache).hidden
-        finally:
-            self.model.run_layer = usual
-        for batch in self._suffix_batches(pairs, windows):
-            running = [suffix for suffix in batch if len(suffix)]
-            hidden_TD = self._run_suffixes(running, cache) if running else hidden_BLD.new_empty(0, hidden_BLD.shape[2])
+        prefix = windows[0].prefix
+        cache = PrefixCache(last_layer=0)
+        if prefix:
+            cache = run_prefix(self.model, self._to_device(np.stack([window.ref[:prefix] for window in windows])))
+        log_p: list[tuple[list[tuple[Window, Suffix]], Tensor]] = []
+        for batch in self._suffix_batches(windows):
+            hidden_TD = self._run_suffixes(batch, cache)
+            running = [(windows[number], suffix) for number, found in batch for suffix in found]
             if self.kind in ("llr", "marginal"):
-                self._likelihood(pairs, windows, batch, running, hidden_BLD, hidden_TD, out)
+                log_p.append((running, self._log_p(running, hidden_TD)))
             else:
-                self._change(pairs, windows, running, hidden_TD, out)
+                self._change(pairs, running, hidden_TD, out)
+        for running, log_p_T in log_p:  # read when all is under way, so that the device need not wait for us
+            self._likelihood(pairs, running, log_p_T.double().cpu().numpy(), out)
 
-    def _run_suffixes(self, running: Sequence[Suffix], cache: PrefixCache) -> Tensor:
-        suffixes = Suffixes(
-            windows=[suffix.window for suffix in running],
-            prefixes=[suffix.start for suffix in running],
-            lengths=[len(suffix) for suffix in running],
-        )
+    def _run_suffixes(self, batch: Sequence[Unit], cache: PrefixCache) -> Tensor:
+        def shape(unit: Unit) -> tuple[int, int, int]:
+            found = unit[1]
+            return found[0].start, len(found[0]), len(found)
+
+        blocks = [
+            SuffixBlock(windows=[number for number, _ in units], start=start, length=length, count=count)
+            for (start, length, count), units in itertools.groupby(batch, key=shape)
+        ]
+        suffixes = [suffix for _, found in batch for suffix in found]
+        ids = np.concatenate([suffix.ids[suffix.start : suffix.stop] for suffix in suffixes])
         return self.model(
-            self._to_device(np.concatenate([suffix.ids[suffix.start : suffix.stop] for suffix in running])),
-            cu_seqlens=suffixes.cu_seqlens(self.device),
-            max_seqlen=suffixes.longest,
-            position_ids=suffixes.positions(self.device),
+            self._to_device(ids),
+            cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32, device=self.device),
+            max_seqlen=max(suffix.stop for suffix in suffixes),
+            position_ids=torch.cat([block.positions(self.device) for block in blocks]),
             compute_logits=False,
-            attend=SuffixAttention(cache, suffixes),
+            attend=SuffixAttention(cache, blocks),
         ).hidden
 
+    def _log_p(self, running: Sequence[tuple[Window, Suffix]], hidden_TD: Tensor) -> Tensor:
+        """log p of what each token should predict."""
+        targets = self._to_device(np.concatenate([suffix.targets(self.unk_id) for _, suffix in running]))
+        return target_log_probs(hidden_TD, self.model.lm_head.weight, targets, self.unk_id)
+
     def _likelihood(
-        self,
-        pairs: Sequence[Pair],
-        windows: Sequence[Window],
-        batch: Sequence[Suffix],
-        running: Sequence[Suffix],
-        hidden_BLD: Tensor,
-        hidden_TD: Tensor,
-        out: np.ndarray,
+        self, pairs: Sequence[Pair], running: Sequence[tuple[Window, Suffix]], log_p_T: np.ndarray, out: np.ndarray
     ) -> None:
         """log p summed from the first difference to the end, ALT minus REF."""
-        head_VD = self.model.lm_head.weight
-        found: dict[int | None, np.ndarray] = {}
-        if running:
-            targets = [suffix.ids[suffix.start + 1 : suffix.stop + 1] for suffix in running]
-            log_p_T = target_log_probs(hidden_TD, head_VD, self._to_device(np.concatenate(targets)), self.unk_id)
-            ends = np.cumsum([len(suffix) for suffix in running])
-            parts = np.split(log_p_T.double().cpu().numpy(), ends[:-1])
-            found = {id(suffix): part for suffix, part in zip(running, parts, strict=True)}
-        self._open_windows(pairs, windows, batch, running, hidden_BLD, hidden_TD)
-        for suffix in batch:
-            window, after = windows[suffix.window], found.get(id(suffix), np.zeros(0))
-            if suffix.index is None:  # total[j]: REF's log p of its tokens start .. start+j-1
-                window.total = np.cumsum([0.0, window.opening, *after])
+        parts = np.split(log_p_T, np.cumsum([len(suffix) for _, suffix in running])[:-1])
+        for (window, suffix), log_p in zip(running, parts, strict=True):
+            total = np.append(0.0, np.cumsum(log_p))
+            if suffix.index is None:
+                window.total = total
                 continue
             pair = pairs[suffix.index]
-            ref = window.total[pair.end - window.start] - window.total[pair.first - window.start]
-            out[suffix.index] = window.openings[suffix.index] + after.sum() - ref
-
-    def _open_windows(
-        self,
-        pairs: Sequence[Pair],
-        windows: Sequence[Window],
-        batch: Sequence[Suffix],
-        running: Sequence[Suffix],
-        hidden_BLD: Tensor,
-        hidden_TD: Tensor,
-    ) -> None:
-        """log p of the first token of each suffix, which the token before it predicts: one of the prefix or of REF."""
-        offset = dict(
-            zip((id(s) for s in running), np.cumsum([0, *(len(s) for s in running)][:-1] or [0]).tolist(), strict=False)
-        )
-        early, late, targets, places = [], [], [], []
-        for suffix in batch:
-            if suffix.index is not None:
-                continue
-            window = windows[suffix.window]
-            wanted = [(None, window.start, window.ref[window.start])]
-            wanted += [(index, pairs[index].first, pairs[index].alt[pairs[index].first]) for index in window.members]
-            for index, first, target in wanted:
-                if first == 0:
-                    window.openings[index] = 0.0
-                elif first - 1 < window.start:
-                    early.append((suffix.window, first - 1, len(targets)))
-                else:
-                    late.append((offset[id(suffix)] + first - 1 - window.start, len(targets)))
-                if first:
-                    targets.append(target)
-                    places.append((window, index))
-        if targets:
-            rows_TD = hidden_BLD.new_empty(len(targets), hidden_BLD.shape[2])
-            if early:
-                number, before, at = (list(column) for column in zip(*early, strict=True))
-                rows_TD[at] = hidden_BLD[number, before]
-            if late:
-                row, at = (list(column) for column in zip(*late, strict=True))
-                rows_TD[at] = hidden_TD[row]
-            targets_T = self._to_device(np.array(targets))
-            log_p = target_log_probs(rows_TD, self.model.lm_head.weight, targets_T, self.unk_id)
-            for (window, index), value in zip(places, log_p.double().tolist(), strict=True):
-                window.openings[index] = value
+            assert window.total is not None, "REF runs before its ALTs"
+            first, end = max(1, pair.first) - 1, pair.end - 1  # tokens that predict those that count
+            alt = total[end - suffix.start] - total[first - suffix.start]
+            out[suffix.index] = alt - (window.total[end - window.start] - window.total[first - window.start])
 
     def _change(
-        self,
-        pairs: Sequence[Pair],
-        windows: Sequence[Window],
-        running: Sequence[Suffix],
-        hidden_TD: Tensor,
-        out: np.ndarray,
+        self, pairs: Sequence[Pair], running: Sequence[tuple[Window, Suffix]], hidden_TD: Tensor, out: np.ndarray
     ) -> None:
         """Distance of the hidden states, or divergence of the predictions, that follow the allele."""
-        for suffix, own_TD in zip(running, hidden_TD.split([len(suffix) for suffix in running]), strict=True):
-            window = windows[suffix.window]
+        parts = hidden_TD.split([len(suffix) for _, suffix in running])
+        for (window, suffix), own_LD in zip(running, parts, strict=True):
             if suffix.index is None:
-                window.hidden = own_TD
+                window.hidden_LD = own_LD
                 continue
             pair = pairs[suffix.index]
-            assert window.hidden is not None
-            ref_TD, alt_TD = window.hidden[pair.first - window.start :][: len(own_TD)], own_TD
+            assert window.hidden_LD is not None, "REF runs before its ALTs"
             if self.kind == "embedding":
-                out[suffix.index] = float((alt_TD.double().mean(0) - ref_TD.double().mean(0)).norm())
+                ref_LD = window.hidden_LD[pair.first - window.start : pair.end - window.start]
+                alt_LD = own_LD[pair.first - suffix.start : pair.end - suffix.start]
+                out[suffix.index] = float((alt_LD.double().mean(0) - ref_LD.double().mean(0)).norm())
                 continue
             # the last token of the allele is the first whose prediction concerns what follows it
-            ref_TD = ref_TD[max(0, pair.ref_after - 1 - pair.first) :]
-            alt_TD = alt_TD[max(0, pair.alt_after - 1 - pair.first) :]
-            same = min(len(ref_TD), len(alt_TD))
-            if same:
-                out[suffix.index] = float(self._divergence(ref_TD[:same], alt_TD[:same]).double().mean())
+            ref_from, alt_from = (max(pair.first, after - 1) for after in (pair.ref_after, pair.alt_after))
+            same = pair.end - 1 - max(ref_from, alt_from)
+            if same > 0:
+                ref_LD = window.hidden_LD[ref_from - window.start :][:same]
+                alt_LD = own_LD[alt_from - suffix.start :][:same]
+                out[suffix.index] = float(self._divergence(ref_LD, alt_LD).double().mean())
 
     def _divergence(self, first_TD: Tensor, second_TD: Tensor) -> Tensor:
         p, q = (log_probabilities(x, self.model.lm_head.weight) for x in (first_TD, second_TD))

@@ -1,173 +1,98 @@
-"""Causal prefixes computed once: keys and values of whole windows, and suffixes that attend to them.
+"""Causal prefixes computed once: keys and values of the start of a window, and suffixes that attend to them.
 
-A causal model gives a base the same keys and values whatever follows it. So the window of the reference, run
-once, serves every sequence that starts as it does: an ALT haplotype needs only the tokens from its first
-difference on. Both classes are given to `GenoMoEModel.forward` as `attend`, which calls them once per layer
-instead of the usual attention.
+A causal model gives a base the same keys and values whatever follows it. So the start of a reference window, run once,
+serves every sequence that begins as it does: REF and its ALT haplotypes need only the tokens from their first
+difference on. `PrefixCache` and `SuffixAttention` are given to `GenoMoEModel.forward` as `attend`, which calls them
+once per layer instead of the usual attention.
 
-Axis legend: B windows, S window length, M suffixes, T tokens of all suffixes, G key/value heads, H query
-heads, C head size, P prefix length.
+Axis legend: B windows, P prefix length, T tokens of all suffixes, G key/value heads, H query heads, C head size;
+of one block of suffixes W windows, N suffixes a window, L tokens a suffix.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from genomoe.model.transformer import LayerRunner, run_layer
+from genomoe.model.transformer import GenoMoEModel, run_layer
 from genomoe.ops.attention import attention
+from genomoe.ops.prefix_attention import prefix_attention, windowed_attention
 
-__all__ = ["PrefixCache", "SuffixAttention", "Suffixes", "tail_runner"]
-
-QUERIES = 64
-"""A mask does not make the CPU kernel skip what it hides, so queries go in stretches of so many."""
+__all__ = ["PrefixCache", "SuffixAttention", "SuffixBlock", "run_prefix"]
 
 
 @dataclass(kw_only=True)
 class PrefixCache:
-    """Usual causal attention over fixed windows [B, S] that also keeps the keys and values of every layer.
-
-    With `tail_runner` the last layer runs for the positions from `tail` on only: nobody reads the others' output.
-    """
+    """Usual causal attention over fixed windows [B, P] that keeps the keys and values of every layer."""
 
     backend: str = "auto"
-    tail: int = 0
-    """First position whose output of the last layer is wanted."""
-    last_layer: int = -1
-    """Number of that layer; -1: every layer runs whole."""
+    last_layer: int
+    """Number of the layer of which nothing but keys and values is wanted."""
     keys: list[Tensor] = field(default_factory=list)
-    """One [B, S, G, C] for each layer, rotated; the model's device and dtype."""
+    """One [B, P, G, C] for each layer, rotated; the model's device and dtype."""
     values: list[Tensor] = field(default_factory=list)
 
-    def __call__(self, layer: int, q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int | None) -> Tensor:
+    def __call__(self, layer: int, q_BPHC: Tensor, k_BPGC: Tensor, v_BPGC: Tensor, window: int | None) -> Tensor:
         assert layer == len(self.keys), "layers run in order, once for each cache"
-        self.keys.append(k_BSGC)
-        self.values.append(v_BSGC)
-        if layer != self.last_layer or not self.tail:
-            return attention(q_BSHC, k_BSGC, v_BSGC, window=window, backend=self.backend)
-        if q_BSHC.is_cuda:  # the fused kernels want as many queries as keys
-            return attention(q_BSHC, k_BSGC, v_BSGC, window=window, backend=self.backend)[:, self.tail :]
-        q, k, v = q_BSHC[:, self.tail :].transpose(1, 2), k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2)
-        return last_queries(q, k, v, window).transpose(1, 2)
+        self.keys.append(k_BPGC)
+        self.values.append(v_BPGC)
+        if layer == self.last_layer:
+            return q_BPHC[:, :0]
+        return attention(q_BPHC, k_BPGC, v_BPGC, window=window, backend=self.backend)
 
-
-def tail_runner(cache: PrefixCache) -> LayerRunner:
-    """Runs layers as usual, the last one for the positions from `cache.tail` on only.
-
-    Before them the hidden states that come out are those that went in, and mean nothing.
-    """
-
-    def run(index, layer, x_TD, layout, valid_T, kernels):  # type: ignore[no-untyped-def]
-        if index != cache.last_layer or not cache.tail:
+    def run_layer(self, index, layer, x_TD, layout, valid_T, kernels):  # type: ignore[no-untyped-def]
+        """As usual, but the last layer goes no further than its keys and values, and leaves the hidden states alone."""
+        if index != self.last_layer:
             return run_layer(index, layer, x_TD, layout, valid_T, kernels)
-        x_TD, normed_TD = layer.attention_norm(x_TD, None, kernels)
-        x_BSD = x_TD.unflatten(0, (layout.batch, -1))
-        tail_TD = x_BSD[:, cache.tail :].reshape(-1, x_TD.shape[1])
-        tail_TD, normed_TD = layer.moe_norm(tail_TD, layer.attention(normed_TD, layout, kernels), kernels)
-        delta_TD, routing = layer.moe(normed_TD, None, kernels)
-        out_BSD = x_BSD.clone()
-        out_BSD[:, cache.tail :] = (tail_TD + delta_TD).unflatten(0, (layout.batch, -1))
-        return out_BSD.flatten(0, 1), routing
-
-    return run
+        _, normed_TD = layer.attention_norm(x_TD, None, kernels)
+        layer.attention(normed_TD, layout, kernels)
+        return x_TD, None
 
 
-def last_queries(
-    q_MHSC: Float[Tensor, "M H S C"],
-    k_MGKC: Float[Tensor, "M G K C"],
-    v_MGKC: Float[Tensor, "M G K C"],
-    window: int | None,
-) -> Float[Tensor, "M H S C"]:
-    """Causal attention of the last S of K positions, in stretches of queries that see no key beyond their own last."""
-    length, total = q_MHSC.shape[2], k_MGKC.shape[2]
-    gqa = q_MHSC.shape[1] != k_MGKC.shape[1]
-    parts = []
-    for start in range(0, length, QUERIES):
-        end = min(length, start + QUERIES)
-        seen = total - length + end
-        row = torch.arange(total - length + start, seen, device=q_MHSC.device)[:, None]
-        column = torch.arange(seen, device=q_MHSC.device)
-        visible = column <= row
-        if window is not None:
-            visible &= row - column < window
-        q, k, v = q_MHSC[:, :, start:end], k_MGKC[:, :, :seen], v_MGKC[:, :, :seen]
-        parts.append(F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=gqa))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+def run_prefix(model: GenoMoEModel, tokens_BP: Int[Tensor, "B P"]) -> PrefixCache:
+    """The keys and values of windows, each of which starts at position 0."""
+    cache = PrefixCache(backend=model.kernels.attention, last_layer=model.config.num_layers - 1)
+    usual, model.run_layer = model.run_layer, cache.run_layer
+    try:
+        model(tokens_BP, compute_logits=False, attend=cache)
+    finally:
+        model.run_layer = usual
+    return cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suffixes:
-    """Which prefix each of M packed suffixes continues, and for how many tokens.
-
-    Suffix m has `lengths[m]` tokens and sees the first `prefixes[m]` tokens of window `windows[m]`.
-    """
+class SuffixBlock:
+    """`count` suffixes for each of some windows of a cache, all of `length` tokens after `start` tokens of prefix."""
 
     windows: Sequence[int]
-    prefixes: Sequence[int]
-    lengths: Sequence[int]
+    start: int
+    count: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.windows) * self.count * self.length
 
     def positions(self, device: torch.device) -> Int[Tensor, " T"]:
         """Position of every token in its sequence."""
-        prefix_M, length_M = self._tensors(device)
-        start_M = torch.cumsum(length_M, 0) - length_M
-        total = int(sum(self.lengths))
-        return torch.arange(total, device=device) + torch.repeat_interleave(
-            prefix_M - start_M, length_M, output_size=total
-        )
-
-    def cu_seqlens(self, device: torch.device) -> Int[Tensor, " M1"]:
-        return F.pad(torch.tensor(self.lengths, device=device).cumsum(0), (1, 0)).int()
-
-    @property
-    def longest(self) -> int:
-        """Longest sequence, prefix and suffix together."""
-        return max(p + s for p, s in zip(self.prefixes, self.lengths, strict=True))
-
-    def _tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return torch.tensor(self.prefixes, device=device), torch.tensor(self.lengths, device=device)
+        position_L = torch.arange(self.start, self.start + self.length, device=device)
+        return position_L.repeat(len(self.windows) * self.count)
 
 
 class SuffixAttention:
-    """Attention of packed suffixes over their cached prefixes and themselves, causal.
+    """Attention of suffixes over their cached prefixes and, causal, over themselves.
 
-    On CUDA in 16 bits one flash launch a layer; elsewhere one call for each pair of prefix and suffix
-    lengths.
+    Args:
+        blocks: what the T tokens are, one block after another; windows outermost, then suffixes.
     """
 
-    def __init__(self, cache: PrefixCache, suffixes: Suffixes):
-        self.cache, self.suffixes = cache, suffixes
-        device = cache.keys[0].device
-        self._B, self._S = cache.keys[0].shape[:2]
-        self._plan_packed(device)
-
-    def _plan_packed(self, device: torch.device) -> None:
-        """Row numbers, in [all cached rows; all suffix rows], of every sequence's keys one after another."""
-        plan = self.suffixes
-        window_M = torch.tensor(plan.windows, device=device)
-        prefix_M, length_M = plan._tensors(device)
-        total_M = prefix_M + length_M
-        start_M = torch.cumsum(total_M, 0) - total_M
-        suffix_start_M = torch.cumsum(length_M, 0) - length_M + self._B * self._S
-        size = int(sum(plan.prefixes) + sum(plan.lengths))
-        owner = torch.repeat_interleave(torch.arange(len(total_M), device=device), total_M, output_size=size)
-        within = torch.arange(size, device=device) - start_M[owner]
-        in_prefix = within < prefix_M[owner]
-        self._rows = torch.where(
-            in_prefix, window_M[owner] * self._S + within, suffix_start_M[owner] + within - prefix_M[owner]
-        )
-        self._cu_q = plan.cu_seqlens(device)
-        self._cu_k = F.pad(total_M.cumsum(0), (1, 0)).int()
-        buckets: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, shape in enumerate(zip(plan.prefixes, plan.lengths, strict=True)):
-            buckets[shape].append(index)
-        self._buckets = buckets
-        self._starts_q, self._starts_k = self._cu_q.tolist(), self._cu_k.tolist()
+    def __init__(self, cache: PrefixCache, blocks: Sequence[SuffixBlock]):
+        self.cache, self.blocks = cache, blocks
 
     def __call__(
         self,
@@ -177,49 +102,26 @@ class SuffixAttention:
         v_TGC: Float[Tensor, "T G C"],
         window: int | None,
     ) -> Float[Tensor, "T H C"]:
-        keys, values = (
-            torch.cat([cached[layer].flatten(0, 1), new]).index_select(0, self._rows)
-            for cached, new in ((self.cache.keys, k_TGC), (self.cache.values, v_TGC))
-        )
-        if q_THC.is_cuda and q_THC.dtype in (torch.bfloat16, torch.float16):
-            return self._flash(q_THC, keys, values, window)
-        out = torch.empty_like(q_THC)
-        for (prefix, length), members in self._buckets.items():
-            self._dense(out, q_THC, keys, values, prefix, length, members, window)
-        return out
+        tokens = [block.tokens for block in self.blocks]
+        parts = zip(self.blocks, q_THC.split(tokens), k_TGC.split(tokens), v_TGC.split(tokens), strict=True)
+        done = [self._block(layer, block, q, k, v, window) for block, q, k, v in parts]
+        return done[0] if len(done) == 1 else torch.cat(done)
 
-    def _flash(self, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-        """PyTorch's flash kernel; with fewer queries than keys its causal mask is aligned at the last of
-        both.
-        """
-        left = -1 if window is None else window - 1
-        longest = max(self.suffixes.lengths)
-        result = torch.ops.aten._flash_attention_forward(
-            q, keys, values, self._cu_q, self._cu_k, longest, self.suffixes.longest, 0.0, True, False,
-            window_size_left=left, window_size_right=0,
-        )  # fmt: skip
-        return result[0]
+    def _block(self, layer: int, block: SuffixBlock, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        own = [x.unflatten(0, (len(block.windows), block.count, block.length)) for x in (q, k, v)]
+        options: dict[str, Any] = {}
+        attend = prefix_attention
+        if window is not None and window < block.start + block.length:
+            attend, options = windowed_attention, {"window": window, "stretch": 64 if q.device.type == "cpu" else 1024}
+        if block.start:
+            prefix = [_rows(x[layer], block.windows)[:, : block.start] for x in (self.cache.keys, self.cache.values)]
+        else:
+            prefix = [x[:, 0, :0] for x in own[1:]]
+        return attend(*own, *prefix, **options).flatten(0, 2)
 
-    def _dense(
-        self,
-        out: Tensor,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        prefix: int,
-        length: int,
-        members: list[int],
-        window: int | None,
-    ) -> None:
-        def take(x: Tensor, starts: list[int], size: int) -> Tensor:
-            if members[-1] - members[0] + 1 == len(members):  # neighbours: a view
-                first = starts[members[0]]
-                return x[first : first + len(members) * size].view(len(members), size, *x.shape[1:]).transpose(1, 2)
-            return torch.stack([x[starts[m] : starts[m] + size] for m in members]).transpose(1, 2)
 
-        q_MHSC = take(q, self._starts_q, length)
-        k_MGKC, v_MGKC = (take(x, self._starts_k, prefix + length) for x in (keys, values))
-        o_MSHC = last_queries(q_MHSC, k_MGKC, v_MGKC, window).transpose(1, 2)
-        for index, member in enumerate(members):
-            start = self._starts_q[member]
-            out[start : start + length] = o_MSHC[index]
+def _rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """x[rows]: a view where they are neighbours."""
+    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return x[rows[0] : rows[0] + len(rows)]
+    return x[list(rows)]

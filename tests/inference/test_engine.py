@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
+from genomoe.inference import engine
 from genomoe.inference.engine import SCORES, Pair, PairScorer
 
 UNK = 8
@@ -76,6 +77,42 @@ def test_shared_prefix_equals_whole_sequences(kind, changes):
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("step", [1, 64])
+@pytest.mark.parametrize("kind", SCORES)
+def test_where_suffixes_start_does_not_matter(kind, step, monkeypatch):
+    model, pairs = tiny_model(), make_pairs(1)
+    expected = PairScorer(model, kind, unk_id=UNK)(pairs)
+    monkeypatch.setitem(engine.STEP, "cpu", step)
+    np.testing.assert_allclose(PairScorer(model, kind, unk_id=UNK)(pairs), expected, atol=1e-5, rtol=0)
+
+
+def test_batches_are_even_and_hold_every_suffix_once():
+    model = tiny_model()
+    random = np.random.default_rng(0)
+    windows = []
+    for _ in range(10):
+        ref = random.integers(4, 8, 128).astype(np.uint8)
+        windows += [(ref, 70), (ref, 71), (ref, 110)]
+    pairs = []
+    for ref, first in windows:
+        alt = ref.copy()
+        alt[first] = 4 + (int(ref[first]) - 3) % 4
+        pairs.append(Pair(ref=ref, alt=alt, first=first, end=128, ref_after=first + 1, alt_after=first + 1))
+    scorer = PairScorer(model, "llr", unk_id=UNK, batch_tokens=700)
+    seen: list[int] = []
+    for found in scorer._window_batches(pairs):
+        batches = list(scorer._suffix_batches(found))
+        tokens = [sum(len(suffix) for _, suffixes in batch for suffix in suffixes) for batch in batches]
+        assert max(tokens) - min(tokens) <= 3 * 64, "even but for the suffixes of one window"
+        assert max(tokens) <= 700 + 3 * 64 / 2
+        started = set()
+        for number, suffixes in (unit for batch in batches for unit in batch):
+            assert number in started or suffixes[0].index is None, "REF runs before its ALTs"
+            started.add(number)
+            seen += [suffix.index for suffix in suffixes if suffix.index is not None]
+    assert sorted(seen) == list(range(len(pairs)))
+
+
 @pytest.mark.parametrize("kind", SCORES)
 def test_score_depends_neither_on_batch_nor_on_order(kind):
     model, pairs = tiny_model(), make_pairs(3)
@@ -103,7 +140,7 @@ def test_unknown_score_is_an_error():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_flash_suffixes_on_cuda_agree_with_float32():
+def test_bfloat16_on_cuda_agrees_with_float32():
     pairs = make_pairs()
     model = tiny_model(head_size=16)
     expected = PairScorer(model, "llr", unk_id=UNK)(pairs)
