@@ -6,7 +6,8 @@ faster of its expert implementations, under inference mode with SDPA, whose kern
 defaults, and sums float32 log-softmax. It comes in two forms: a REF and an ALT window for every variant, and,
 stronger, each distinct REF window once. Windows are prepared before the clock starts for both, so the figures
 are of the model's work. On a CPU the clock is the process's own CPU time, which other processes do not disturb
-(run it with one thread: OMP_NUM_THREADS=1). Every row of ours says how far the scores of both are apart.
+(run it with one thread: OMP_NUM_THREADS=1). Every row of ours says how far the scores of both are apart, and every
+row how well some of its scores follow those in float64 (`genomoe.bench.arbiter`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from genomoe.bench.arbiter import agreement, in_float64
 from genomoe.bench.attention_operations import AttentionOperations
 from genomoe.genome.alphabet import NucleotideTokenizer
 from genomoe.genome.coordinates import Interval, Variant
@@ -38,6 +40,9 @@ __all__ = ["ScoringCase", "run_scoring", "scoring_cases"]
 
 Row = dict[str, Any]
 FORMS = ("ref-and-alt", "ref-once")
+UNK = NucleotideTokenizer().unk_id
+ARBITRATED = 16
+"""So many pairs are also scored in float64, and on a GPU in float32."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +131,7 @@ def run_scoring(
     """Rows of every case and implementation, also handed to `report` as they come.
 
     Args:
-        device: "cpu" (float32) or a CUDA device (bfloat16 weights, and a float32 comparison of some scores).
+        device: "cpu" (float32) or a CUDA device (bfloat16 weights, and some scores in float32).
         repeats: the best of so many runs counts; all implementations run in turn.
         precisions: of our expert products, one row each.
         time_budget: seconds after which remaining measurements are recorded as not run.
@@ -189,6 +194,8 @@ def _run_case(
         runs[precision] = partial(_our_scores, ours, pairs, case.batch_tokens, precision)
     seconds, scores, errors = _interleaved(runs, repeats, device, deadline)
     expected = scores.get("huggingface-ref-and-alt")
+    few = np.unique(np.linspace(0, len(pairs) - 1, ARBITRATED).round().astype(int))
+    judged, judgement = _arbitrate(ours, loop, [pairs[index] for index in few], deadline)
     for name, told in names.items():
         row = {**base, **told}
         if name in errors:
@@ -204,20 +211,43 @@ def _run_case(
                 row["largest_score_difference"] = float(np.abs(scores[name] - expected).max())
                 row["score_deviation"] = float(np.std(expected))
                 row["score_correlation"] = float(np.corrcoef(scores[name], expected)[0, 1])
-            if device != "cpu" and name == "bf16" and time.monotonic() < deadline:
-                few = pairs[:: max(1, len(pairs) // 4)][:4]
-                try:
-                    row["largest_score_difference_float32"] = loop.float32_difference(ours, few)
-                except (RuntimeError, ValueError) as error:
-                    row["float32_error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            if name == precisions[0]:
+                row |= judgement
+        if judged is not None:
+            row |= agreement(scores[name][few], judged)
         add(row)
+
+
+def _arbitrate(
+    ours: GenoMoEModel, loop: _HuggingFaceLoop, pairs: Sequence[Pair], deadline: float
+) -> tuple[np.ndarray | None, Row]:
+    """Scores in float64, and how far those of both sides in float32 are from them and from each other."""
+    if time.monotonic() > deadline:
+        return None, {}
+    device = str(ours.embed.weight.device)
+    try:
+        exact = loop.float64_scores(pairs)
+        _free(device)
+        expected = loop.float32_scores(pairs)
+        _free(device)
+        scorer = PairScorer(_model_like(ours, torch.float32), "llr", unk_id=UNK, batch_tokens=65536)
+        got = scorer(pairs)
+    except (RuntimeError, ValueError) as error:
+        return None, {"arbiter_error": _in_short(error)}
+    del scorer
+    _free(device)
+    return exact, {
+        "largest_score_difference_float32": float(np.abs(got - expected).max()),
+        "largest_difference_from_float64_float32": float(np.abs(got - exact).max()),
+        "huggingface_largest_difference_from_float64_float32": float(np.abs(expected - exact).max()),
+    }
 
 
 def _our_scores(ours: GenoMoEModel, pairs: Sequence[Pair], batch_tokens: int, precision: str) -> np.ndarray:
     kernels = ours.kernels
     ours.kernels = dataclasses.replace(kernels, precision=precision)  # type: ignore[arg-type]
     try:
-        return PairScorer(ours, "llr", unk_id=NucleotideTokenizer().unk_id, batch_tokens=batch_tokens)(pairs)
+        return PairScorer(ours, "llr", unk_id=UNK, batch_tokens=batch_tokens)(pairs)
     finally:
         ours.kernels = kernels
 
@@ -248,7 +278,7 @@ def _interleaved(
                 _wait(device)
                 elapsed = clock() - start
             except (RuntimeError, ValueError) as error:
-                errors[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                errors[name] = _in_short(error)
                 continue
             if turn:
                 seconds[name] = min(elapsed, seconds.get(name, elapsed))
@@ -305,20 +335,23 @@ class _HuggingFaceLoop:
 
     def scores(self, pairs: Sequence[Pair], batch_tokens: int, *, ref_once: bool) -> np.ndarray:
         """ALT minus REF log-likelihoods of whole windows."""
-        assert self.choice is not None
-        return self._scores(self.models[self.choice], pairs, batch_tokens, ref_once)
+        return self._scores(self.chosen, pairs, batch_tokens, ref_once)
 
-    def float32_difference(self, ours: GenoMoEModel, pairs: Sequence[Pair]) -> float:
-        """Largest difference of a few scores when copies of both sides compute in float32."""
-        assert self.choice is not None
-        exact = _model_like(ours, torch.float32)
-        model = copy.deepcopy(self.models[self.choice]).float()
+    def float64_scores(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """The scores with every step in float64, one window at a time."""
+        return self._scores(in_float64(self.chosen), pairs, len(pairs[0].ref), True)
+
+    def float32_scores(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """The scores of a copy that computes in float32."""
+        model = copy.deepcopy(self.chosen).float()
         model.set_experts_implementation("eager")  # its grouped product is of bfloat16 only
-        scores = PairScorer(exact, "llr", unk_id=NucleotideTokenizer().unk_id, batch_tokens=32768)(pairs)
-        expected = self._scores(model, pairs, 32768, False)
-        del exact, model
-        _free(str(ours.embed.weight.device))
-        return float(np.abs(scores - expected).max())
+        return self._scores(model, pairs, 32768, False)
+
+    @property
+    def chosen(self) -> Any:
+        """The model with the faster experts."""
+        assert self.choice is not None, "choose_experts comes first"
+        return self.models[self.choice]
 
     @torch.inference_mode()
     def _scores(self, model: Any, pairs: Sequence[Pair], batch_tokens: int, ref_once: bool) -> np.ndarray:
@@ -336,7 +369,8 @@ class _HuggingFaceLoop:
         for start in range(0, len(windows), size):
             ids = torch.from_numpy(np.stack(windows[start : start + size])).to(model.device).long()
             logits = model(input_ids=ids, use_cache=False).logits
-            log_p = F.log_softmax(logits[:, :-1].float(), dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
+            logits = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+            log_p = F.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
             sums.append(log_p.double().sum(1))
         likelihood = torch.cat(sums).cpu().numpy()
         return likelihood[: len(pairs)] - likelihood[ref_at]
@@ -358,6 +392,10 @@ def _model_like(model: GenoMoEModel, dtype: torch.dtype) -> GenoMoEModel:
         {name: value.to(dtype) if value.is_floating_point() else value for name, value in model.state_dict().items()}
     )
     return other.eval().requires_grad_(False)
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _wait(device: str) -> None:

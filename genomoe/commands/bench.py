@@ -39,7 +39,7 @@ def run_layers(*, out: Path | None, cases: Sequence[str], only: Sequence[str], r
 SCORING_COLUMNS = (
     "case", "implementation", "precision", "experts", "variants", "seconds", "variants_per_s",
     "speedup_over_huggingface_ref_and_alt", "speedup_over_huggingface_ref_once", "largest_score_difference",
-    "largest_score_difference_float32", "error",
+    "largest_score_difference_float32", "rms_difference_from_float64", "rank_correlation_with_float64", "error",
 )  # fmt: skip
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("transformers")
 
+import transformers
+
+from genomoe.bench.arbiter import in_float64
 from genomoe.bench.scoring import ScoringCase, run_scoring, scoring_cases
 from genomoe.model.config import ModelConfig
 
@@ -37,6 +43,45 @@ def test_scores_are_the_same_on_both_sides(mode, amount, strands):
     assert rows[-1]["largest_score_difference"] < 1e-4
     assert rows[-1]["score_deviation"] > 0.01
     assert rows[-1]["speedup_over_huggingface_ref_once"] > 0
+    for row in rows:
+        assert row["float64_pairs"] == min(16, 10 if mode == "centred" else 18)
+        assert 0 < row["rms_difference_from_float64"] <= row["largest_difference_from_float64"] < 1e-4
+        assert row["rank_correlation_with_float64"] > 0.99
+    for side in ("", "huggingface_"):
+        assert 0 < rows[-1][f"{side}largest_difference_from_float64_float32"] < 1e-4
+
+
+def test_the_arbiter_computes_in_float64_throughout():
+    """Nothing is rounded to float32 on the way: float64 rounding apart, it does what the float32 model does."""
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e7}, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config).eval()
+    exact = in_float64(model)
+    tokens = torch.randint(0, 16, (1, 50))
+    with torch.inference_mode(), RecordDtypes() as seen:
+        logits = exact(tokens, use_cache=False).logits
+    assert torch.float64 in seen.dtypes
+    assert seen.dtypes.isdisjoint({torch.float32, torch.bfloat16, torch.float16})
+    torch.testing.assert_close(logits, model(tokens).logits.double(), atol=1e-5, rtol=1e-5)
+    assert next(model.parameters()).dtype == torch.float32, "a copy"
+
+
+class RecordDtypes(TorchDispatchMode):
+    """Notes the dtype of every floating-point tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        found = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        self.dtypes |= {x.dtype for x in found if x.numel() > 1}
+        return out
 
 
 def test_a_spent_budget_is_recorded():
