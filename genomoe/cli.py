@@ -5,16 +5,30 @@ on stderr and an exit code: 2 for a wrong command line, 1 for anything else, 130
 `--debug`, anywhere on the line, shows the traceback instead.
 """
 
+import io
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from genomoe import __version__
 
+
+class _Commands(TyperGroup):
+    """Says that it was interrupted; Typer itself would end with code 130 and not a word."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            _fail(str(error) or "interrupted.", code=130)
+
+
 app = typer.Typer(
     name="genomoe",
+    cls=_Commands,
     help="Mixture-of-experts DNA language models: pretrain, fine-tune, score variants.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -594,12 +608,13 @@ def bench_scoring(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line (`sys.argv[1:]` unless given) and exit; `sys.argv` itself is never changed."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         app(args=arguments, prog_name="genomoe")
-    except KeyboardInterrupt:
-        _fail("interrupted.", code=130)
     except Exception as error:
         if debug:
             raise
@@ -617,6 +632,6 @@ def _sentence(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {text} (run again with --debug for the traceback)"
 
 
-def _fail(sentence: str, *, code: int) -> None:
+def _fail(sentence: str, *, code: int) -> NoReturn:
     typer.echo(f"genomoe: {sentence}", err=True)
     raise SystemExit(code)

@@ -1,6 +1,7 @@
 """The command line: readable one-sentence failures, exit codes, speed of import, an untouched sys.argv."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,15 @@ def test_evaluate_of_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("pretrian", capsys=capsys)[0] == 2
     assert call("evaluate", capsys=capsys)[0] == 2
+
+
+@pytest.mark.parametrize("arguments", [("doctor",), ("corpus", "validate", "{folder}/naïve genome.fa")], ids=" ".join)
+def test_a_terminal_without_the_characters_gets_question_marks(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "naïve genome.fa").write_text(">a\nACGT\n")
+    command = [sys.executable, "-m", "genomoe", *(argument.format(folder=tmp_path) for argument in arguments)]
+    done = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert not done.stderr
+    assert done.stdout.isascii()
 
 
 def test_debug_shows_the_traceback() -> None:
