@@ -1,6 +1,8 @@
 """Lightning callbacks: exact checkpoints and a progress line."""
 
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,21 @@ import lightning
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from genomoe.genome.errors import GenoMoEError
 from genomoe.training.checkpoint import checkpoint_path, list_checkpoints
 from genomoe.training.options import ConfigError
 
 
-class Checkpoint(lightning.Callback):
-    """Saves the whole training state every `every_n_steps` updates, on SIGTERM and at the end; keeps the newest `keep`.
+class Interrupted(GenoMoEError):
+    """The run was interrupted from the keyboard and stopped after a checkpoint."""
 
-    An older one is deleted only after a newer one is safely under its name.
+
+class Checkpoint(lightning.Callback):
+    """Saves the whole training state every `every_n_steps` updates and at the end; keeps the newest `keep`.
+
+    Also on SIGTERM, and, in a run of one process, on Ctrl-C: the first lets the update finish, saves and raises
+    Interrupted, the second stops at once. An older checkpoint is deleted only after a newer one is safely under
+    its name.
     """
 
     def __init__(self, folder: str | Path, *, every_n_steps: int = 100, keep: int = 2) -> None:
@@ -27,17 +36,53 @@ class Checkpoint(lightning.Callback):
         self.every_n_steps = every_n_steps
         self.keep = keep
         self._saved_step = -1
+        self._interrupted = False
+        self._usual_handler: Any = None
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        """Take over Ctrl-C."""
+        if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
+            self._usual_handler = signal.signal(signal.SIGINT, self._note_interrupt)
+
+    def on_train_batch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        """Stop if it was asked for: after the update's checkpoint, its row of metrics and its validation."""
+        if self._interrupted and trainer.global_step == self._saved_step:
+            raise Interrupted(
+                f"interrupted after step {self._saved_step}, which was saved; start the same command again to go on."
+            )
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Save when the number of updates is due."""
         step = trainer.global_step
-        due = step % self.every_n_steps == 0 or step == trainer.max_steps or trainer.received_sigterm
+        updated = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        stop = trainer.received_sigterm or (self._interrupted and updated)
+        due = step % self.every_n_steps == 0 or step == trainer.max_steps or stop
         if due and step != self._saved_step:
             self._saved_step = step
             trainer.save_checkpoint(checkpoint_path(self.folder, step))
             if trainer.is_global_zero:
                 for _, path in list_checkpoints(self.folder)[: -self.keep]:
                     path.unlink()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Give Ctrl-C back."""
+        self._restore_handler()
+
+    def on_exception(self, *_: Any) -> None:
+        """Give Ctrl-C back."""
+        self._restore_handler()
+
+    def _note_interrupt(self, signum: int, frame: Any) -> None:
+        self._interrupted = True
+        self._restore_handler()
+        print("\nfinishing this update to save it; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    def _restore_handler(self) -> None:
+        if self._usual_handler is not None:
+            signal.signal(signal.SIGINT, self._usual_handler)
+            self._usual_handler = None
 
 
 class ProgressLine(lightning.Callback):

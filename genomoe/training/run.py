@@ -5,6 +5,7 @@
 
 import dataclasses
 import logging
+import signal
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.pretrained import save_pretrained
 from genomoe.model.transformer import GenoMoEModel
+from genomoe.training.callbacks import Interrupted
 from genomoe.training.checkpoint import AtomicCheckpointIO
 from genomoe.training.metrics_log import MetricsCsv
 from genomoe.training.optim import OptimConfig, require_available
@@ -36,7 +38,7 @@ from genomoe.training.start import start_from
 
 
 class Terminated(GenoMoEError):
-    """The run was asked to stop (SIGTERM) and did, after a checkpoint."""
+    """The run was asked to stop (SIGTERM) and did, after a checkpoint unless it was validating."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,11 +285,12 @@ def fit(
         except MisconfigurationException as error:
             raise ConfigError(" ".join(str(error).split())) from error
         except SIGTERMException:
+            saved, _ = RunDirectory(Path(config.paths.run_dir)).last_checkpoint() or (0, None)
             raise Terminated(
-                f"terminated after step {trainer.global_step}, which was saved; start the same command again to go on."
+                f"terminated after step {trainer.global_step}; start the same command again to go on from step {saved}."
             ) from None
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+        except Interrupted as error:
+            raise KeyboardInterrupt(str(error)) from None
     return trainer
 
 
@@ -338,7 +341,10 @@ def _deterministic(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Silence Lightning's banner and its advice about workers; its errors still come."""
+    """Silence Lightning's banner and its advice about workers; its errors still come.
+
+    Ctrl-C comes out as KeyboardInterrupt: Lightning would exit with code 1 and ignore every further Ctrl-C.
+    """
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -347,5 +353,8 @@ def quiet_lightning() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         try:
             yield
+        except SystemExit:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt from None
         finally:
             logger.setLevel(level)

@@ -100,6 +100,32 @@ def test_sigterm_saves_the_step_it_reached(uninterrupted: Path, tiny: tuple[str,
         assert got.equals(wanted) if isinstance(got, pd.DataFrame) else got == wanted
 
 
+def test_ctrl_c_saves_the_step_it_reached(uninterrupted: Path, tiny: tuple[str, ...], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    rare = (*tiny, "callbacks.checkpoint.every_n_steps=1000")
+    process = start(rare, run_dir)
+    wait_for_step(5, process, run_dir)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    [(step, _)] = list_checkpoints(run_dir / "checkpoints")
+    assert f"genomoe: interrupted after step {step}, which was saved; start the same command again" in output
+    assert "Traceback" not in output
+    finish(rare, run_dir)
+    for got, wanted in zip(outcome(run_dir), outcome(uninterrupted), strict=True):
+        assert got.equals(wanted) if isinstance(got, pd.DataFrame) else got == wanted
+
+
+def test_ctrl_c_without_checkpoints_is_a_keyboard_interrupt(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start((*tiny, "callbacks.checkpoint=null"), run_dir)
+    wait_for_step(5, process, run_dir)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "genomoe: interrupted." in output
+
+
 def test_same_seed_same_weights_other_seed_others(tiny: tuple[str, ...], tmp_path: Path) -> None:
     short = [*tiny, "trainer.max_steps=3"]
     weights = []
