@@ -39,7 +39,7 @@ def main() -> None:
     common = {"ends_E": "*i32", "num_experts": "i32", "N": "i32"}
     product = {
         **common, "a_desc": block("fp8e4nv", BM, BK), "w_desc": block("fp8e4nv", 1, BN, BK), "tile_expert_M": "*i32",
-        "out_desc": block("bf16", BM, BN), "K": "i32",
+        "out_desc": block("bf16", BM, BN), "largest_NS": "*fp32", "slots": "i32", "K": "i32",
     }  # fmt: skip
     gradient = {**common, "out_desc": block("bf16", 1, BM, BN), "slots": "i32", "M": "i32"}
     tiled = {"left_desc": block("fp8e4nv", 1, BM, BK), "right_desc": block("fp8e4nv", 1, BN, BK)}
@@ -49,7 +49,9 @@ def main() -> None:
     bytes_ = {"left_scale": "*u8", "right_scale": "*u8"}, {"MX": True, "unit_E": None}
     made = {
         "product e4m3 sm_90": compile_for(product_kernel, 90, {**product, **float_scales}, {"MX": False}),
-        "product MXFP8 sm_100": compile_for(product_kernel, 100, {**product, **byte_scales}, {"MX": True}),
+        "product MXFP8 sm_100": compile_for(
+            product_kernel, 100, {**product, **byte_scales}, {"MX": True, "largest_NS": None}
+        ),
         "gradient e4m3 sm_90": compile_for(weight_gradient_kernel, 90, {**gradient, **tiled, **unit[0]}, unit[1]),
         "gradient MXFP8 sm_100": compile_for(weight_gradient_kernel, 100, {**gradient, **flat, **bytes_[0]}, bytes_[1]),
     }

@@ -111,59 +111,107 @@ def swiglu_rows(
     a_scale = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
     h8 = torch.empty(S, 2, I, dtype=E4M3, device=device) if save_mx else None
     h8_scale = torch.empty(S, 2, I // 32, dtype=torch.uint8, device=device) if save_mx else None
+    largest_2S = torch.empty(2, S, dtype=torch.float32, device=device) if fp8 else None
     rows, block = row_blocks(min(I, 4096), 2048)
     swiglu.swiglu_kernel[(S // rows,)](
-        h_S2I, layout.score_S, layout.ends_E, a, a_scale, h8, h8_scale, layout.num_experts, I,
+        h_S2I, layout.score_S, layout.ends_E, a, a_scale, h8, h8_scale, largest_2S, layout.num_experts, S, I,
         FP8=fp8, SAVE_MX=save_mx, WHOLE=block >= I, ROWS=rows, BLOCK_I=block, num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
-    return ScaledRows(a, a_scale), SavedUp(h_S2I if h8 is None else h8, h8_scale)
+    return ScaledRows(a, a_scale), SavedUp(h_S2I if h8 is None else h8, h8_scale, largest_2S=largest_2S)
 
 
 def swiglu_backward_rows(
-    da_SI: Float[Tensor, "S I"], saved: SavedUp, layout: ExpertLayout, *, fp8: bool
-) -> tuple[ScaledRows, ScaledRows, Float32[Tensor, " S"]]:
+    da_SI: Float[Tensor, "S I"], saved: SavedUp, layout: ExpertLayout
+) -> tuple[Tensor, Tensor, Float32[Tensor, " S"]]:
     """Gradient of gate and up [S, 2I], the activation [S, I] once more, and the score's gradient."""
     S, I = da_SI.shape
-    device = da_SI.device
-    dtype = E4M3 if fp8 else da_SI.dtype
-    dh = torch.empty(S, 2 * I, dtype=dtype, device=device)
-    a = torch.empty(S, I, dtype=dtype, device=device)
-    dh_scale, a_scale = torch.empty(2, S, dtype=torch.float32, device=device) if fp8 else (None, None)
-    dscore = torch.empty(S, dtype=torch.float32, device=device)
+    dh, a = da_SI.new_empty(S, 2 * I), torch.empty_like(da_SI)
+    dscore = torch.empty(S, dtype=torch.float32, device=da_SI.device)
     rows, block = row_blocks(min(I, 4096), 2048)
     swiglu.swiglu_backward_kernel[(S // rows,)](
-        da_SI, saved.h_S2I, saved.scales, layout.score_S, layout.ends_E, dh, dh_scale, a, a_scale, dscore,
-        layout.num_experts, I,
-        FP8=fp8, SAVED_MX=saved.scales is not None, WHOLE=block >= I, ROWS=rows, BLOCK_I=block,
+        da_SI, saved.h_S2I, saved.scales, layout.score_S, layout.ends_E, dh, a, dscore, layout.num_experts, I,
+        SAVED_MX=saved.scales is not None, WHOLE=block >= I, ROWS=rows, BLOCK_I=block,
         num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
-    return ScaledRows(dh, dh_scale), ScaledRows(a, a_scale), dscore
+    return dh, a, dscore
+
+
+class SwigluGradients(NamedTuple):
+    """What backward of SwiGLU gives the e4m3 products. Axes: S slots, I expert width, M tiles, B a tile's 128 slots."""
+
+    dh: ScaledRows
+    """Gradient of gate and up, e4m3 [S, 2I]."""
+    dh_MCB: Tensor
+    """The same [M, 2I, B], slots contiguous."""
+    a_MCB: Tensor
+    """The activation [M, I, B], slots contiguous."""
+    a_scale_S: Float32[Tensor, " S"]
+    dscore_S: Float32[Tensor, " S"]
+    down_unit_E: Float32[Tensor, " E"]
+    """Per expert, the largest product of a slot's scales of dy and the activation: what a unit of dw_down is worth."""
+    up_unit_E: Float32[Tensor, " E"]
+    """The same of x and dh, for dw_up."""
+
+
+def swiglu_backward_e4m3(
+    da_SI: Float[Tensor, "S I"],
+    da_largest_NS: Float32[Tensor, "N S"],
+    saved: SavedUp,
+    dy_scale_S: Float32[Tensor, " S"],
+    layout: ExpertLayout,
+) -> SwigluGradients:
+    """`swiglu_backward_rows` with e4m3 results, as rows and as transposed tiles.
+
+    ``da_largest_NS`` holds the largest magnitudes of da's rows, each over one of N ranges of columns.
+    """
+    S, I = da_SI.shape
+    E, device = layout.num_experts, da_SI.device
+    dh_scale, a_scale = torch.empty(2, S, dtype=torch.float32, device=device)
+    unit_2E = torch.full((2, E), torch.finfo(torch.float32).tiny, device=device)
+    ranges = da_largest_NS.shape[0]
+    swiglu.swiglu_backward_scales_kernel[(S // TILE,)](
+        da_largest_NS, saved.largest_2S, layout.score_S, dy_scale_S, saved.x_scale_T, layout.token_S,
+        layout.tile_expert_M, layout.ends_E, dh_scale, a_scale, unit_2E.view(torch.int32), E, S, ranges,
+        TILE=TILE, BLOCK_N=triton.next_power_of_2(ranges), num_warps=4,
+    )  # fmt: skip
+    dh = torch.empty(S, 2 * I, dtype=E4M3, device=device)
+    dh_MCB = torch.empty(S // TILE, 2 * I, TILE, dtype=E4M3, device=device)
+    a_MCB = torch.empty(S // TILE, I, TILE, dtype=E4M3, device=device)
+    rows, block = 32, 128
+    dscore_CS = torch.empty(triton.cdiv(I, block), S, dtype=torch.float32, device=device)
+    swiglu.swiglu_backward_e4m3_kernel[(S // rows, triton.cdiv(I, block))](
+        da_SI, saved.h_S2I, saved.scales, layout.score_S, dh_scale, a_scale, layout.ends_E,
+        dh, dh_MCB.view(torch.int32), a_MCB.view(torch.int32), dscore_CS, E, S, I,
+        SAVED_MX=saved.scales is not None, TILE=TILE, ROWS=rows, BLOCK_I=block, num_warps=4,
+    )  # fmt: skip
+    return SwigluGradients(ScaledRows(dh, dh_scale), dh_MCB, a_MCB, a_scale, dscore_CS.sum(0), unit_2E[0], unit_2E[1])
 
 
 def grouped_product(
-    a_SK: Tensor, a_scale: Tensor, w_ENK: Tensor, w_scale: Tensor, layout: ExpertLayout, c: TileConfig, *, mx: bool
+    a_SK: Tensor,
+    a_scale: Tensor,
+    w_ENK: Tensor,
+    w_scale: Tensor,
+    layout: ExpertLayout,
+    c: TileConfig,
+    *,
+    mx: bool,
+    largest_NS: Float32[Tensor, "N S"] | None = None,
 ) -> Float[Tensor, "S N"]:
     """a @ w[expert of the row]^T in bfloat16, operands in e4m3.
 
     Scales are powers of two in float32, [S] and [E]; or, with ``mx``, MXFP8's bytes along the contraction.
+    ``largest_NS`` comes to hold each row's largest magnitude in each of the N tiles of ``c.BN`` columns.
     """
     E, N, K = w_ENK.shape
     out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=w_ENK.device)
     grid, options = c.launch_options(out.device)
     products.product_kernel[grid](
         descriptor(a_SK, c.BM, c.BK), a_scale, descriptor(w_ENK, 1, c.BN, c.BK), w_scale,
-        layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), E, N, K, MX=mx, **options,
+        layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), largest_NS, E, layout.slots, N, K,
+        MX=mx, **options,
     )  # fmt: skip
     return out
-
-
-def scale_unit(
-    scale_T: Float32[Tensor, " T"], scale_S: Float32[Tensor, " S"], layout: ExpertLayout
-) -> Float32[Tensor, " E"]:
-    """Per expert, the largest product of a token's scale and its slot's."""
-    unit_E = torch.empty(layout.num_experts, dtype=torch.float32, device=scale_S.device)
-    passes.scale_unit_kernel[(layout.num_experts,)](scale_T, layout.token_S, scale_S, layout.ends_E, unit_E, BLOCK=1024)
-    return unit_E
 
 
 def gather_transposed(
@@ -176,17 +224,6 @@ def gather_transposed(
     passes.gather_transposed_kernel[(tiles, triton.cdiv(D, 64))](
         x_TD, layout.token_S, scale_S, unit_E, layout.ends_E, layout.tile_expert_M, out, D, layout.num_experts,
         TILE=TILE, BD=64, num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-def transpose_tiles(x_SC: Tensor, layout: ExpertLayout) -> Tensor:
-    """[S, C] of one-byte elements -> [S / 128, C, 128]: slots contiguous within a tile."""
-    S, C = x_SC.shape
-    out = torch.empty(S // TILE, C, TILE, dtype=x_SC.dtype, device=x_SC.device)
-    passes.transpose_tiles_kernel[(S // TILE, triton.cdiv(C, 128))](
-        x_SC.view(torch.uint8), layout.ends_E, out.view(torch.uint8), C, layout.num_experts,
-        TILE=TILE, BC=128, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -61,11 +61,11 @@ def backward(
     """dx [S, D], dw_up [E, 2I, D], dw_down [E, D, I] and dscore [S]."""
     dys = launch.spread_rows(dy_TD, layout, fp8=False).values_SX
     da = F.grouped_mm(dys, weights.w_down_EID.transpose(1, 2), offs=layout.ends_E)
-    dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout, fp8=False)
+    dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout)
     del da
-    dw_down = F.grouped_mm(dys.t(), a.values_SX, offs=layout.ends_E)
+    dw_down = F.grouped_mm(dys.t(), a, offs=layout.ends_E)
     del dys, a
-    dx = F.grouped_mm(dh.values_SX, weights.w_up_E2ID, offs=layout.ends_E)
+    dx = F.grouped_mm(dh, weights.w_up_E2ID, offs=layout.ends_E)
     xs = launch.spread_rows(x_TD, layout, fp8=False).values_SX
-    dw_up = F.grouped_mm(dh.values_SX.t(), xs, offs=layout.ends_E)
+    dw_up = F.grouped_mm(dh.t(), xs, offs=layout.ends_E)
     return dx, dw_up, dw_down, dscore_S

@@ -2,7 +2,9 @@
 
 Every scale is a power of two, and the passes that write the operands find them on the way:
 
-* rows (inputs, output gradients, activations, gradients of gate and up): one exact scale per row;
+* rows of inputs, output gradients and, forward, activations: one exact scale per row;
+* rows of gradients of gate and up and, backward, activations: one scale per row from a bound on its largest magnitude,
+  so that a value is written for both of its products, as rows and transposed, as soon as it is known;
 * weights: one scale per expert, so that the transposed copy holds the same numbers. e4m3 has 15 binades of full
   precision below the largest weight;
 * operands of the weight gradients, whose contraction runs over slots: the row scales of the two factors are moved into
@@ -88,44 +90,37 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx [S, D], dw_up [E, 2I, D], dw_down [E, D, I] and dscore [S]."""
     dys = launch.spread_rows(dy_TD, layout, fp8=True)
-    da = product(dys, weights.down_EID, layout)
-    dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout, fp8=True)
-    del da
-    assert dys.scale_T is not None
-    assert saved.x_scale_T is not None
-    dw_down = weight_gradient(dy_TD, dys.scale_T, a, layout, token_rows_left=True)
-    del a, dys
-    dw_up = weight_gradient(x_TD, saved.x_scale_T, dh, layout, token_rows_left=False)
-    dx = product(dh, weights.up_EDI2, layout)
-    return dx, dw_up, dw_down, dscore_S
+    column_tiles = -(-weights.down_EID.values_ENK.shape[1] // PRODUCT.BN)
+    largest_NS = torch.empty(column_tiles, layout.slots, dtype=torch.float32, device=dy_TD.device)
+    da = product(dys, weights.down_EID, layout, largest_NS)
+    grad = launch.swiglu_backward_e4m3(da, largest_NS, saved, dys.scale_S, layout)
+    del da, dys
+    dy_MDB = launch.gather_transposed(dy_TD, grad.a_scale_S, grad.down_unit_E, layout)
+    dw_down = weight_gradient(dy_MDB, grad.a_MCB, grad.down_unit_E, layout)
+    del dy_MDB
+    x_MDB = launch.gather_transposed(x_TD, grad.dh.scale_S, grad.up_unit_E, layout)
+    dw_up = weight_gradient(grad.dh_MCB, x_MDB, grad.up_unit_E, layout)
+    dx = product(grad.dh, weights.up_EDI2, layout)
+    return dx, dw_up, dw_down, grad.dscore_S
 
 
-def product(rows: ScaledRows, w: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S N"]:
-    """rows @ w[expert of the row]^T in bfloat16."""
-    return launch.grouped_product(rows.values_SX, rows.scale_S, w.values_ENK, w.scale_E, layout, PRODUCT, mx=False)
+def product(
+    rows: ScaledRows, w: E4M3Weight, layout: ExpertLayout, largest_NS: Float32[Tensor, "N S"] | None = None
+) -> Float[Tensor, "S X"]:
+    """rows @ w[expert of the row]^T in bfloat16; ``largest_NS`` as in `launch.grouped_product`."""
+    return launch.grouped_product(
+        rows.values_SX, rows.scale_S, w.values_ENK, w.scale_E, layout, PRODUCT, mx=False, largest_NS=largest_NS
+    )
 
 
-def weight_gradient(
-    row_TX: Float[Tensor, "T X"],
-    row_scale_T: Float32[Tensor, " T"],
-    rows: ScaledRows,
-    layout: ExpertLayout,
-    *,
-    token_rows_left: bool,
-) -> Tensor:
-    """Per expert, sum over its slots of outer products of a token's row (X) and a slot's row (Y).
-
-    [E, X, Y] with ``token_rows_left``, else [E, Y, X]. The token's rows take over the slot's scales when gathered.
-    """
-    unit_E = launch.scale_unit(row_scale_T, rows.scale_S, layout)
-    token_rows = launch.gather_transposed(row_TX, rows.scale_S, unit_E, layout)
-    slot_rows = launch.transpose_tiles(rows.values_SX, layout)
-    left, right = (token_rows, slot_rows) if token_rows_left else (slot_rows, token_rows)
-    out = row_TX.new_empty(layout.num_experts, left.shape[1], right.shape[1])
+def weight_gradient(left_MXB: Tensor, right_MYB: Tensor, unit_E: Float32[Tensor, " E"], layout: ExpertLayout) -> Tensor:
+    """Per expert, left @ right^T over its slots [E, X, Y] in bfloat16, times ``unit_E``; e4m3, slots contiguous."""
+    E, X, Y = layout.num_experts, left_MXB.shape[1], right_MYB.shape[1]
+    out = torch.empty(E, X, Y, dtype=torch.bfloat16, device=unit_E.device)
     c = WEIGHT_GRADIENT
     grid, options = c.launch_options(out.device)
     weight_gradient_kernel[grid](
-        descriptor(left, 1, c.BM, TILE), None, descriptor(right, 1, c.BN, TILE), None, unit_E, layout.ends_E,
-        descriptor(out, 1, c.BM, c.BN), layout.num_experts, layout.slots, *out.shape[1:], MX=False, **options,
+        descriptor(left_MXB, 1, c.BM, TILE), None, descriptor(right_MYB, 1, c.BN, TILE), None, unit_E, layout.ends_E,
+        descriptor(out, 1, c.BM, c.BN), E, layout.slots, X, Y, MX=False, **options,
     )  # fmt: skip
     return out

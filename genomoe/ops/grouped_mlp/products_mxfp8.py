@@ -71,13 +71,13 @@ def backward(
     """dx [S, D], dw_up [E, 2I, D], dw_down [E, D, I] and dscore [S]."""
     dys = launch.spread_rows(dy_TD, layout, fp8=False).values_SX
     da = product(launch.quantize_mx(dys), weights.down_EID, layout)
-    dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout, fp8=False)
+    dh, a, dscore_S = launch.swiglu_backward_rows(da, saved, layout)
     del da
-    dw_down = weight_gradient(dys, a.values_SX, layout)
+    dw_down = weight_gradient(dys, a, layout)
     del dys, a
-    dx = product(launch.quantize_mx(dh.values_SX), weights.up_EDI2, layout)
+    dx = product(launch.quantize_mx(dh), weights.up_EDI2, layout)
     xs = launch.spread_rows(x_TD, layout, fp8=False).values_SX
-    dw_up = weight_gradient(dh.values_SX, xs, layout)
+    dw_up = weight_gradient(dh, xs, layout)
     return dx, dw_up, dw_down, dscore_S
 
 

@@ -18,3 +18,5 @@ class SavedUp(NamedTuple):
     """uint8 [S, 2, I/32]: MXFP8 scale bytes; None for bf16."""
     x_scale_T: Tensor | None = None
     """float32: the power of two that each token's row was divided by (fp8 products only)."""
+    largest_2S: Tensor | None = None
+    """float32: each row's largest |silu(gate)| and |up| (fp8 products only)."""

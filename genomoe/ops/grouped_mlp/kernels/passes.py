@@ -91,21 +91,6 @@ def combine_kernel(
     tl.store(out_TD + at, total.to(out_TD.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def scale_unit_kernel(scale_T, token_S, scale_S, ends_E, unit_E, BLOCK: tl.constexpr):
-    """Per expert, the largest product of a token's and its slot's scale: the worth of a weight gradient's unit."""
-    expert = tl.program_id(0)
-    start = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
-    end = tl.load(ends_E + expert)
-    largest = tl.full((BLOCK,), 1.1754943508222875e-38, tl.float32)
-    for first in range(start, end, BLOCK):
-        slot = first + tl.arange(0, BLOCK)
-        token = tl.load(token_S + slot, mask=slot < end, other=-1)
-        by_token = tl.load(scale_T + token, mask=token >= 0, other=0.0)
-        largest = tl.maximum(largest, by_token * tl.load(scale_S + slot, mask=slot < end, other=0.0))
-    tl.store(unit_E + expert, tl.max(largest, axis=0))
-
-
 @triton.jit(do_not_specialize=["num_experts"])
 def gather_transposed_kernel(
     x_TD,
@@ -135,18 +120,6 @@ def gather_transposed_kernel(
         x8 = to_e4m3(x.to(tl.float32) * factor[:, None])
         at = out_MDB + m.to(tl.int64) * D * TILE + columns[:, None] * TILE + tl.arange(0, TILE)[None, :]
         tl.store(at, x8.T, mask=(columns < D)[:, None])
-
-
-@triton.jit(do_not_specialize=["num_experts"])
-def transpose_tiles_kernel(x_SC, ends_E, out_MCB, C, num_experts, TILE: tl.constexpr, BC: tl.constexpr):
-    """[S, C] -> [M, C, 128]: slots contiguous within a tile."""
-    m = tl.program_id(0)
-    if m * TILE < tl.load(ends_E + num_experts - 1):
-        slot = m * TILE + tl.arange(0, TILE)
-        columns = tl.program_id(1) * BC + tl.arange(0, BC)
-        x = tl.load(x_SC + slot[:, None].to(tl.int64) * C + columns[None, :], mask=(columns < C)[None, :])
-        at = out_MCB + m.to(tl.int64) * C * TILE + columns[:, None] * TILE + tl.arange(0, TILE)[None, :]
-        tl.store(at, x.T, mask=(columns < C)[:, None])
 
 
 @triton.jit

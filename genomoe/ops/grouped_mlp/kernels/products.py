@@ -9,7 +9,7 @@ import triton.language as tl
 from .tile import tile_position
 
 
-@triton.jit(do_not_specialize=["num_experts"])
+@triton.jit(do_not_specialize=["num_experts", "slots"])
 def product_kernel(
     a_desc,  # [S, K] e4m3
     a_scale,  # float32 power of two [S]; MX: scale bytes [S, K / 32]
@@ -18,7 +18,9 @@ def product_kernel(
     ends_E,
     tile_expert_M,
     out_desc,  # out [S, N] bf16
+    largest_NS,  # out float32: largest magnitude of each row in each tile of columns; None: not wanted
     num_experts,
+    slots,
     N,
     K,
     MX: tl.constexpr,
@@ -28,10 +30,13 @@ def product_kernel(
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """out = a @ w[expert of the row]^T."""
+    """out = a @ w[expert of the row]^T.
+
+    The two loops are flattened into one, so that a tile's first loads are under way while the tile before is stored.
+    """
     tiles_m = tl.load(ends_E + num_experts - 1) // BM
     tiles_n = tl.cdiv(N, BN)
-    for tile in range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS):
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=not MX):
         m, n = tile_position(tile, tiles_m, tiles_n, GROUP_M)
         expert = tl.load(tile_expert_M + m)
         rows = m * BM + tl.arange(0, BM)
@@ -53,6 +58,8 @@ def product_kernel(
                 accumulator = tl.dot(a, w.T, accumulator)
         if not MX:
             accumulator *= (tl.load(a_scale + rows) * tl.load(w_scale + expert))[:, None]
+        if largest_NS is not None:
+            tl.store(largest_NS + n.to(tl.int64) * slots + rows, tl.max(tl.abs(accumulator), axis=1))
         out_desc.store([m * BM, n * BN], accumulator.to(out_desc.dtype))
 
 
