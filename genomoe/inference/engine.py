@@ -30,6 +30,7 @@ from genomoe.genome.errors import GenoMoEError
 from genomoe.inference.prefix import PrefixCache, SuffixAttention, SuffixBlock, run_prefix
 from genomoe.model.transformer import GenoMoEModel
 from genomoe.ops.attention_kernels import LARGEST
+from genomoe.ops.grouped_mlp.prepared import weights_prepared_once
 
 __all__ = ["SCORES", "Pair", "PairScorer", "log_probabilities", "target_log_probs"]
 
@@ -142,7 +143,7 @@ class PairScorer:
         training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), weights_prepared_once():
                 for batch in self._window_batches(pairs):
                     self._score_windows(pairs, batch, out)
         finally:

@@ -13,13 +13,14 @@ from genomoe.ops.grouped_mlp.reference import grouped_mlp_reference
 
 pytest.importorskip("triton")
 
-from genomoe.ops.grouped_mlp import launch, products_bf16
+from genomoe.ops.grouped_mlp import launch, products_bf16, products_fp8
 from genomoe.ops.grouped_mlp.layout import (
     TILE,
     expert_layout,
     expert_layout_reference,
     slot_bound,
 )
+from genomoe.ops.grouped_mlp.prepared import weights_prepared_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -131,6 +132,41 @@ def test_a_rerun_makes_what_backward_needs_and_no_output(save: str, ups: int, mo
     got = torch.autograd.grad(forward, leaves, dy)
     for name, value in zip(("dx", "dw_up", "dw_down", "dscores"), got, strict=True):
         assert torch.equal(value, want[name]), name
+
+
+def test_weights_are_quantised_once_in_a_scope_and_anew_after_it(monkeypatch) -> None:
+    leaves, index, _ = tensors(**SIZES)
+    x, w_up, w_down, scores = (leaf.detach() for leaf in leaves)
+    w_up, w_down = torch.nn.Parameter(w_up), torch.nn.Parameter(w_down)
+    calls: list[str] = []
+    for name in ("measure", "prepare"):
+        real = getattr(products_fp8, name)
+        monkeypatch.setattr(products_fp8, name, lambda *args, n=name, real=real: calls.append(n) or real(*args))
+
+    @torch.inference_mode()
+    def forward() -> torch.Tensor:
+        return grouped_mlp(x, w_up, w_down, index, scores, backend="fused", precision="fp8")
+
+    want = forward()
+    assert len(calls) == 4
+    with weights_prepared_once():
+        assert torch.equal(forward(), want)
+        assert torch.equal(forward(), want)
+    assert len(calls) == 8
+    with torch.no_grad():
+        w_up.mul_(1.5)
+    with weights_prepared_once():
+        assert not torch.equal(forward(), want), "a new scope sees the new weights"
+
+
+def test_without_gradients_nothing_is_kept(monkeypatch) -> None:
+    leaves, index, _ = tensors(**SIZES)
+    kept: list[object] = []
+    real = products_bf16.up
+    monkeypatch.setattr(products_bf16, "up", lambda *args: kept.append(args[-1]) or real(*args))
+    with torch.no_grad():
+        grouped_mlp(*leaves[:3], index, leaves[3], backend="fused", save="mxfp8")
+    assert kept == [None]
 
 
 @pytest.mark.parametrize("save", ["bf16", "recompute"])

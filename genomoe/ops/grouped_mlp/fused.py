@@ -24,6 +24,7 @@ from torch import Tensor
 from . import products_bf16, products_fp8, products_mxfp8
 from .launch import combine_rows
 from .layout import ExpertLayout, expert_layout
+from .prepared import prepared
 from .saved import SavedUp
 
 PRODUCTS: dict[str, ModuleType] = {"bf16": products_bf16, "fp8": products_fp8, "mxfp8": products_mxfp8}
@@ -51,7 +52,7 @@ def fused(
         expert_index_TK,
         scores_TK,
         precision,
-        save,
+        save if torch.is_grad_enabled() else "recompute",  # without a backward pass nothing is kept for it
         chunk_tokens,
         rerun,
     )
@@ -65,11 +66,11 @@ class _Fused(torch.autograd.Function):
         ctx.chunks = _chunks(x.shape[0], chunk_tokens)
         kept: list[Tensor | None] = []
         out = torch.empty_like(x)
-        measured = products.measure(w_up), products.measure(w_down)
+        measured = prepared(products.measure, w_up), prepared(products.measure, w_down)
         save_now = save if save != "recompute" and any(ctx.needs_input_grad[:5]) else None
         needed = ctx.chunks if save_now or not rerun else []
-        up_weight = products.prepare(w_up, measured[0]) if needed else None
-        down_weight = None if rerun else products.prepare(w_down, measured[1])
+        up_weight = prepared(products.prepare, w_up, measured[0]) if needed else None
+        down_weight = None if rerun else prepared(products.prepare, w_down, measured[1])
         for start, end in needed:
             layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
             activation, saved = products.up(x[start:end], up_weight, layout, save_now)
