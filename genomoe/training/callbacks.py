@@ -117,16 +117,14 @@ class ProgressLine(lightning.Callback):
             return
         if self._progress is not None:
             self._progress.update(self._task, completed=trainer.global_step, figures=_figures(module.latest))
-        elif time.monotonic() >= self._next or trainer.global_step == trainer.max_steps:
+        elif time.monotonic() >= self._next:
             self._next = time.monotonic() + self.seconds
-            print(
-                f"step {trainer.global_step}/{trainer.max_steps}  {_figures(module.latest)}",
-                file=sys.stderr,
-                flush=True,
-            )
+            _print_line(trainer, module)
 
-    def on_train_end(self, *_: Any) -> None:
-        """Close the bar."""
+    def on_train_end(self, trainer: lightning.Trainer, module: Any) -> None:
+        """Close the bar, or print the last line: now its figures are those of the last update."""
+        if self._progress is None and trainer.is_global_zero:
+            _print_line(trainer, module)
         self._close()
 
     def on_exception(self, *_: Any) -> None:
@@ -137,6 +135,11 @@ class ProgressLine(lightning.Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _print_line(trainer: lightning.Trainer, module: Any) -> None:
+    text = f"step {trainer.global_step}/{trainer.max_steps}  {_figures(module.latest)}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def _figures(latest: dict[str, float]) -> str:
