@@ -7,6 +7,7 @@ on stderr and an exit code: 2 for a wrong command line, 1 for anything else, 130
 
 import io
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -613,12 +614,20 @@ def main(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    usual_format, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         app(args=arguments, prog_name="genomoe")
     except Exception as error:
         if debug:
             raise
         _fail(_sentence(error), code=1)
+    finally:
+        warnings.formatwarning = usual_format
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *_: Any) -> str:
+    """A warning for the user as one line, without the line of code it came from."""
+    return f"genomoe: warning: {' '.join(str(message).split())}\n"
 
 
 def _sentence(error: Exception) -> str:

@@ -114,6 +114,15 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("evaluate", capsys=capsys)[0] == 2
 
 
+def test_a_warning_is_one_line_without_code() -> None:
+    code = (
+        "import warnings; from genomoe import cli; import genomoe.commands.doctor as doctor;"
+        "doctor.run = lambda **_: warnings.warn('one\\ntwo'); cli.main(['doctor'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "genomoe: warning: one two\n"
+
+
 @pytest.mark.parametrize("arguments", [("doctor",), ("corpus", "validate", "{folder}/naïve genome.fa")], ids=" ".join)
 def test_a_terminal_without_the_characters_gets_question_marks(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "naïve genome.fa").write_text(">a\nACGT\n")
