@@ -26,7 +26,9 @@ def run(overrides: Sequence[str], *, show_config: bool = False) -> None:
     result = pretrain(config)
     if not result.is_global_zero:
         return
-    if config.evaluate:
+    if config.evaluate and not result.held_out:
+        print("nothing is held out (data.val is empty), so there is no report", file=sys.stderr)
+    elif config.evaluate:
         from genomoe.commands.evaluate import print_table, report_on
 
         print_table(report_on(result.run.path, stride=None, device=config.trainer.accelerator))

@@ -7,6 +7,7 @@ that share k-mers stay together so that no close relative of a training contig i
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -222,6 +223,38 @@ def find_leaks(
             )
     columns = ["source", "contig", "start", "end", "shared", "identity"]
     return pd.DataFrame(rows, columns=[*columns, "train_source", "train_contig", "train_position"])
+
+
+def repeated_contigs(train: Corpus, held_out: Corpus) -> list[tuple[str, str]]:
+    """Contigs of which a held-out stretch is in training letter for letter: (held-out, training), "source/contig".
+
+    Only stretches of equal length are read; `find_leaks` finds near copies and parts.
+    """
+    sizes = [part.segments.ends - part.segments.starts for part in (train, held_out)]
+    known: dict[tuple[int, bytes], int] = {}
+    for row in np.flatnonzero(np.isin(sizes[0], sizes[1])).tolist():
+        known.setdefault((int(sizes[0][row]), _digest(train, row)), row)
+    found = []
+    for row in np.flatnonzero(np.isin(sizes[1], sizes[0])).tolist():
+        match = known.get((int(sizes[1][row]), _digest(held_out, row)))
+        if match is not None:
+            found.append((_contig_name(held_out, row), _contig_name(train, match)))
+    return found
+
+
+def _digest(corpus: Corpus, row: int) -> bytes:
+    """Hash of a segment's letters, case aside."""
+    digest = hashlib.blake2b(digest_size=16)
+    start, end = int(corpus.segments.starts[row]), int(corpus.segments.ends[row])
+    for low in range(start, end, 1 << 22):
+        digest.update(corpus.read(low, min(low + (1 << 22), end)).tobytes().upper())
+    return digest.digest()
+
+
+def _contig_name(corpus: Corpus, row: int) -> str:
+    start = int(corpus.segments.starts[row])
+    place = _place(corpus, start, start)
+    return f"{place['source']}/{place['contig']}"
 
 
 def _spans(corpus: Corpus) -> list[tuple[int, int]]:

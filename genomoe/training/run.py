@@ -20,6 +20,7 @@ from hydra.utils import instantiate
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
+from genomoe.data.splits import repeated_contigs
 from genomoe.genome.errors import GenoMoEError
 from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
@@ -33,7 +34,7 @@ from genomoe.training.options import ConfigError, Options
 from genomoe.training.planning import Device, require_fit, step_shape
 from genomoe.training.precision import PrecisionConfig
 from genomoe.training.pretrain import CausalModule
-from genomoe.training.run_directory import RunDirectory, environment, open_run, write_provenance
+from genomoe.training.run_directory import RunDirectory, environment, is_main_process, open_run, write_provenance
 from genomoe.training.start import start_from
 
 
@@ -113,6 +114,8 @@ class RunResult:
     """Wall time of this process's part."""
     metrics: Mapping[str, float]
     """The last value of every metric."""
+    held_out: bool
+    """Whether any sequence is held out, so that there is something to evaluate on."""
     is_global_zero: bool
     """Whether this process is the one that writes and reports."""
 
@@ -131,6 +134,7 @@ def pretrain(config: DictConfig) -> RunResult:
     seed_everything(config.seed)
     data = load_data(config)
     data.setup()
+    warn_of_repeated_contigs(data)
     refuse_if_too_large(config, data.tokenizer, precision, optim, trainer_config)
     model = make_model(config, data.tokenizer, precision)
     run, checkpoint = open_run(config)
@@ -154,6 +158,7 @@ def pretrain(config: DictConfig) -> RunResult:
         steps=trainer.global_step,
         seconds=seconds,
         metrics=dict(module.latest),
+        held_out=data.val_corpus is not None,
         is_global_zero=trainer.is_global_zero,
     )
 
@@ -167,6 +172,21 @@ def load_data(config: DictConfig) -> Any:
     if not target.startswith("genomoe.data."):
         raise ConfigError(f"data._target_={target} is not allowed: it must be a class of genomoe.data.")
     return _instantiate(config.data)
+
+
+def warn_of_repeated_contigs(data: Any) -> None:
+    """Warn, in the main process, of held-out contigs that are trained on."""
+    if data.val_corpus is None or not is_main_process():
+        return
+    repeated = repeated_contigs(data.train_corpus, data.val_corpus)
+    if repeated:
+        (held_out, trained), more = repeated[0], len(repeated) - 1
+        warnings.warn(
+            f"{held_out} is held out, but {trained} in the training data is the same sequence"
+            f"{f' (and {more} more)' if more else ''}: held-out figures will flatter the model; "
+            "`genomoe corpus leakage` lists near copies, too.",
+            stacklevel=2,
+        )
 
 
 def seed_everything(seed: int) -> None:

@@ -8,7 +8,7 @@ from genomoe.data.corpus import restricted
 from genomoe.data.datamodule import GenomeDataModule
 from genomoe.data.fasta_corpus import FastaCorpus
 from genomoe.data.sketch import canonical_kmers, containment, sketch
-from genomoe.data.splits import SplitConfig, cluster_contigs, find_leaks, split_segments
+from genomoe.data.splits import SplitConfig, cluster_contigs, find_leaks, repeated_contigs, split_segments
 from genomoe.genome.alphabet import reverse_complement
 from genomoe.genome.errors import GenoMoEError
 
@@ -122,6 +122,14 @@ def test_leaks_are_found_on_both_strands_with_their_places(family, tmp_path):
     assert set(strict["start"]) == {6000, 7000}
     with pytest.raises(GenoMoEError, match="too short"):
         find_leaks(family, family, window=50)
+
+
+def test_a_contig_that_is_trained_on_and_held_out_is_found(family, tmp_path):
+    write_fasta(tmp_path / "h.fa", {"copy": letters(2, 3000).lower(), "as_long": letters(7, 3000)}, width=80)
+    held_out = FastaCorpus([str(tmp_path / "h.fa")])
+    assert repeated_contigs(family, held_out) == [("h.fa/copy", "c/c0")]
+    split = split_segments(family, SplitConfig(by="contig", valid=("a0",)))
+    assert repeated_contigs(restricted(family, split["train"]), restricted(family, split["valid"])) == []
 
 
 def test_the_data_module_trains_on_one_part_and_validates_on_the_other(family, tmp_path):

@@ -118,6 +118,23 @@ def test_a_run_without_held_out_contigs_says_so(run_dir: Path, tmp_path: Path) -
         evaluate_run(run.path)
 
 
+def test_pretrain_without_held_out_contigs_ends_well(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["debug=fast", "data=fasta", f"data.train={run_dir.parent / 'train.fa'}", "data.context_length=32"]
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["pretrain", *overrides, f"paths.run_dir={tmp_path / 'run'}"])
+    assert not exit_info.value.code
+    assert "nothing is held out" in capsys.readouterr().err
+
+
+def test_held_out_contigs_that_are_trained_on_are_warned_of(run_dir: Path, tmp_path: Path) -> None:
+    same = f"{run_dir.parent / 'train.fa'}"
+    overrides = ["debug=fast", "data=fasta", f"data.train={same}", f"data.val={same}", "data.context_length=32"]
+    with pytest.warns(UserWarning, match=r"train\.fa/t is held out, but train\.fa/t .* is the same sequence"):
+        pretrain(compose_config("pretrain", [*overrides, f"paths.run_dir={tmp_path / 'run'}"]))
+
+
 def test_an_unfinished_run_says_so(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((run_dir / "config.yaml").read_text())
     with pytest.raises(FileNotFoundError, match="no finished model"):
