@@ -10,7 +10,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from genomoe.ops.grouped_mlp.kernels.products import product_kernel, weight_gradient_kernel
+from genomoe.ops.grouped_mlp.kernels.products import (
+    product_kernel,
+    weight_gradient_bf16_kernel,
+    weight_gradient_kernel,
+)
 
 BM, BN, BK = 128, 128, 128
 
@@ -24,7 +28,7 @@ def compile_for(kernel, capability: int, signature: dict[str, str], constants: d
     constants = {"BM": BM, "BN": BN, "BK": BK, "GROUP_M": 8, "PROGRAMS": 132, **constants}
     names = kernel.arg_names
     ordered = {n: "constexpr" if n in constants else signature[n] for n in names}
-    aligned = [n for n, t in signature.items() if t.startswith("*") or n in ("slots", "M", "N", "K")]
+    aligned = [n for n in names if signature.get(n, "").startswith("*") or n in ("slots", "M", "N", "K")]
     source = ASTSource(
         fn=kernel,
         signature=ordered,
@@ -47,11 +51,20 @@ def main() -> None:
     float_scales, byte_scales = {"a_scale": "*fp32", "w_scale": "*fp32"}, {"a_scale": "*u8", "w_scale": "*u8"}
     unit = {"unit_E": "*fp32"}, {"MX": False, "left_scale": None, "right_scale": None}
     bytes_ = {"left_scale": "*u8", "right_scale": "*u8"}, {"MX": True, "unit_E": None}
+    bf16 = {"a_desc": block("bf16", BM, 64), "w_desc": block("bf16", 1, 64, BN)}
+    rows = {"left_desc": block("bf16", 64, BM), "right_desc": block("bf16", 64, BN)}
     made = {
-        "product e4m3 sm_90": compile_for(product_kernel, 90, {**product, **float_scales}, {"MX": False}),
-        "product MXFP8 sm_100": compile_for(
-            product_kernel, 100, {**product, **byte_scales}, {"MX": True, "largest_NS": None}
+        "product bf16 sm_90": compile_for(
+            product_kernel,
+            90,
+            {**product, **bf16},
+            {"MX": False, "KN": True, "BK": 64, "a_scale": None, "w_scale": None, "largest_NS": None},
         ),
+        "product e4m3 sm_90": compile_for(product_kernel, 90, {**product, **float_scales}, {"MX": False, "KN": False}),
+        "product MXFP8 sm_100": compile_for(
+            product_kernel, 100, {**product, **byte_scales}, {"MX": True, "KN": False, "largest_NS": None}
+        ),
+        "gradient bf16 sm_90": compile_for(weight_gradient_bf16_kernel, 90, {**gradient, **rows}, {"BK": 64}),
         "gradient e4m3 sm_90": compile_for(weight_gradient_kernel, 90, {**gradient, **tiled, **unit[0]}, unit[1]),
         "gradient MXFP8 sm_100": compile_for(weight_gradient_kernel, 100, {**gradient, **flat, **bytes_[0]}, bytes_[1]),
     }

@@ -29,6 +29,11 @@ def test_e4m3_products_are_wgmma_on_hopper(instructions: dict[str, list[str]], k
     assert any("wgmma.mma_async" in name and "e4m3.e4m3" in name for name in instructions[kernel]), instructions[kernel]
 
 
+@pytest.mark.parametrize("kernel", ["product bf16 sm_90", "gradient bf16 sm_90"])
+def test_bf16_products_are_wgmma_on_hopper(instructions: dict[str, list[str]], kernel: str) -> None:
+    assert any("wgmma.mma_async" in name and "bf16.bf16" in name for name in instructions[kernel]), instructions[kernel]
+
+
 @pytest.mark.parametrize("kernel", ["product MXFP8 sm_100", "gradient MXFP8 sm_100"])
 def test_mxfp8_products_are_block_scaled_on_blackwell(instructions: dict[str, list[str]], kernel: str) -> None:
     assert any("mxf8f6f4" in name and "block_scale" in name for name in instructions[kernel]), instructions[kernel]

@@ -89,6 +89,14 @@ def test_every_precision_is_as_close_as_its_rounding_allows(backend: str, precis
     assert_close(got, truth(leaves, index, dy), TOLERANCE[precision, save])
 
 
+def test_products_of_other_gpus_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Triton's bfloat16 products do not pay, torch's grouped product is called with the same operands."""
+    leaves, index, dy = tensors(**SIZES)
+    monkeypatch.setattr(products_bf16, "triton_pays", lambda device: False)
+    got = run(leaves, index, dy, backend="fused", precision="bf16", save="bf16")
+    assert_close(got, truth(leaves, index, dy), TOLERANCE["bf16", "bf16"])
+
+
 @pytest.mark.parametrize(
     ("routing", "T", "E", "K"),
     [("one expert", 70, 4, 2), ("empty expert", 40, 3, 1), ("random", 1, 4, 2), ("random", 5, 3, 3)],

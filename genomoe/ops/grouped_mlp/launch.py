@@ -189,27 +189,43 @@ def swiglu_backward_e4m3(
 
 def grouped_product(
     a_SK: Tensor,
-    a_scale: Tensor,
-    w_ENK: Tensor,
-    w_scale: Tensor,
+    a_scale: Tensor | None,
+    w: Tensor,
+    w_scale: Tensor | None,
     layout: ExpertLayout,
     c: TileConfig,
     *,
-    mx: bool,
+    mx: bool = False,
+    kn: bool = False,
     largest_NS: Float32[Tensor, "N S"] | None = None,
 ) -> Float[Tensor, "S N"]:
-    """a @ w[expert of the row]^T in bfloat16, operands in e4m3.
+    """a @ w[expert of the row]^T in bfloat16, with w [E, N, K]; with ``kn`` a @ w[expert of the row], w [E, K, N].
 
-    Scales are powers of two in float32, [S] and [E]; or, with ``mx``, MXFP8's bytes along the contraction.
-    ``largest_NS`` comes to hold each row's largest magnitude in each of the N tiles of ``c.BN`` columns.
+    Scales are none (bfloat16 operands), powers of two in float32, [S] and [E] (e4m3), or, with ``mx``, MXFP8's bytes
+    along the contraction. ``largest_NS`` comes to hold each row's largest magnitude in each of the N tiles of ``c.BN``
+    columns.
     """
-    E, N, K = w_ENK.shape
-    out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=w_ENK.device)
+    K, N = (w.shape[1], w.shape[2]) if kn else (w.shape[2], w.shape[1])
+    out = torch.empty(layout.slots, N, dtype=torch.bfloat16, device=w.device)
     grid, options = c.launch_options(out.device)
     products.product_kernel[grid](
-        descriptor(a_SK, c.BM, c.BK), a_scale, descriptor(w_ENK, 1, c.BN, c.BK), w_scale,
-        layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), largest_NS, E, layout.slots, N, K,
-        MX=mx, **options,
+        descriptor(a_SK, c.BM, c.BK), a_scale, descriptor(w, 1, *((c.BK, c.BN) if kn else (c.BN, c.BK))), w_scale,
+        layout.ends_E, layout.tile_expert_M, descriptor(out, c.BM, c.BN), largest_NS, layout.num_experts, layout.slots,
+        N, K, MX=mx, KN=kn, **options,
+    )  # fmt: skip
+    return out
+
+
+def weight_gradient_bf16(
+    left_SX: Float[Tensor, "S X"], right_SY: Float[Tensor, "S Y"], layout: ExpertLayout, c: TileConfig
+) -> Float[Tensor, "E X Y"]:
+    """Per expert, left[slots of e]^T @ right[slots of e]."""
+    E, X, Y = layout.num_experts, left_SX.shape[1], right_SY.shape[1]
+    out = left_SX.new_empty(E, X, Y)
+    grid, options = c.launch_options(out.device)
+    products.weight_gradient_bf16_kernel[grid](
+        descriptor(left_SX, c.BK, c.BM), descriptor(right_SY, c.BK, c.BN), layout.ends_E,
+        descriptor(out, 1, c.BM, c.BN), E, X, Y, **options,
     )  # fmt: skip
     return out
 
@@ -228,11 +244,6 @@ def gather_transposed(
     return out
 
 
-def transpose_weight(w_ERC: Float[Tensor, "E R C"]) -> Float[Tensor, "E C R"]:
-    """A contiguous copy with the last two dimensions swapped."""
-    return _weight_pass(w_ERC, None, None, transposed=True)
-
-
 def weight_e4m3(
     w_ERC: Float[Tensor, "E R C"], largest_E: Float32[Tensor, " E"], *, transposed: bool
 ) -> tuple[Tensor, Float32[Tensor, " E"]]:
@@ -240,19 +251,13 @@ def weight_e4m3(
 
     Both orientations hold the same numbers. ``largest_E`` is the largest magnitude of each expert's matrix.
     """
-    scale_E = torch.empty_like(largest_E)
-    return _weight_pass(w_ERC, largest_E, scale_E, transposed=transposed), scale_E
-
-
-def _weight_pass(w_ERC: Tensor, largest_E: Tensor | None, scale_E: Tensor | None, *, transposed: bool) -> Tensor:
     E, R, C = w_ERC.shape
-    dtype = w_ERC.dtype if largest_E is None else E4M3
-    out = torch.empty((E, C, R) if transposed else (E, R, C), dtype=dtype, device=w_ERC.device)
+    out = torch.empty((E, C, R) if transposed else (E, R, C), dtype=E4M3, device=w_ERC.device)
+    scale_E = torch.empty_like(largest_E)
     passes.weight_kernel[(triton.cdiv(R, 64), triton.cdiv(C, 128), E)](
-        w_ERC, largest_E, scale_E, out, R, C,
-        FP8=largest_E is not None, TRANSPOSED=transposed, BR=64, BC=128, num_warps=8,
-    )  # fmt: skip
-    return out
+        w_ERC, largest_E, scale_E, out, R, C, TRANSPOSED=transposed, BR=64, BC=128, num_warps=8
+    )
+    return out, scale_E
 
 
 def quantize_mx(x_NRC: Float[Tensor, "... R C"], *, transposed: bool = False, rounding: Rounding = "ceil") -> MXFP8:

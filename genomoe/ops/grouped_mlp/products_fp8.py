@@ -109,7 +109,7 @@ def product(
 ) -> Float[Tensor, "S X"]:
     """rows @ w[expert of the row]^T in bfloat16; ``largest_NS`` as in `launch.grouped_product`."""
     return launch.grouped_product(
-        rows.values_SX, rows.scale_S, w.values_ENK, w.scale_E, layout, PRODUCT, mx=False, largest_NS=largest_NS
+        rows.values_SX, rows.scale_S, w.values_ENK, w.scale_E, layout, PRODUCT, largest_NS=largest_NS
     )
 
 

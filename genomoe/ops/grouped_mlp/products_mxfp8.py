@@ -1,8 +1,8 @@
 """The fused path with MXFP8 operands in every product: blocks of 32 along whatever dimension is contracted.
 
 On Blackwell (compute capability 10) the tensor cores multiply them as they are, scales included. Elsewhere both
-operands are dequantised to bfloat16, which is exact, in a pass of its own, and multiplied by torch's grouped product:
-the same numbers, for checking and for reproducing a Blackwell run, at less than bfloat16's speed.
+operands are dequantised to bfloat16, which is exact, in a pass of its own, and multiplied as such: the same numbers,
+for checking and for reproducing a Blackwell run, at less than bfloat16's speed.
 
 Axes: T tokens, S slots, D model, I expert width, E experts.
 """
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..mxfp8 import MXFP8
-from . import launch
+from . import launch, products_bf16
 from .kernels.products import weight_gradient_kernel
 from .launch import TileConfig, descriptor
 from .layout import ExpertLayout
@@ -89,7 +89,7 @@ def multiplies_natively(device: torch.device) -> bool:
 def product(a: MXFP8, w: MXFP8, layout: ExpertLayout) -> Float[Tensor, "S N"]:
     """a @ w[expert of the row]^T in bfloat16. ``a`` [S, K], ``w`` [E, N, K]."""
     if not multiplies_natively(a.elements.device):
-        return F.grouped_mm(launch.dequantize_mx(a), launch.dequantize_mx(w).transpose(1, 2), offs=layout.ends_E)
+        return products_bf16.product(launch.dequantize_mx(a), launch.dequantize_mx(w), layout)
     return launch.grouped_product(a.elements, a.scales, w.elements, w.scales, layout, NATIVE, mx=True)
 
 

@@ -125,28 +125,25 @@ def gather_transposed_kernel(
 @triton.jit
 def weight_kernel(
     w_ERC,
-    largest_E,  # float32: largest magnitude of each expert's matrix (FP8)
-    scale_E,  # out float32 power of two (FP8)
-    out,  # [E, R, C], or [E, C, R] (TRANSPOSED); w's dtype or e4m3 (FP8)
+    largest_E,  # float32: largest magnitude of each expert's matrix
+    scale_E,  # out float32 power of two
+    out,  # out e4m3 [E, R, C], or [E, C, R] (TRANSPOSED)
     R,
     C,
-    FP8: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """w, or e4m3(w / a power of two of the expert), as it stands or with its last two dimensions swapped."""
+    """e4m3(w / a power of two of the expert), as it stands or with its last two dimensions swapped."""
     expert = tl.program_id(2).to(tl.int64)
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (r < R)[:, None] & (c < C)[None, :]
     at = expert * R * C + r[:, None].to(tl.int64) * C + c[None, :]
-    w = tl.load(w_ERC + at, mask=inside, other=0.0)
-    if FP8:
-        exponent = e4m3_exponent(tl.load(largest_E + expert))
-        w = to_e4m3(w.to(tl.float32) * power_of_two(-exponent))
-        if tl.program_id(0) + tl.program_id(1) == 0:
-            tl.store(scale_E + expert, power_of_two(exponent))
+    exponent = e4m3_exponent(tl.load(largest_E + expert))
+    w = to_e4m3(tl.load(w_ERC + at, mask=inside, other=0.0).to(tl.float32) * power_of_two(-exponent))
+    if tl.program_id(0) + tl.program_id(1) == 0:
+        tl.store(scale_E + expert, power_of_two(exponent))
     if TRANSPOSED:
         at = expert * R * C + c[:, None].to(tl.int64) * R + r[None, :]
         tl.store(out + at, w.T, mask=(c < C)[:, None] & (r < R)[None, :])
