@@ -543,6 +543,12 @@ def bench_precision(
     plot: Annotated[Path | None, typer.Option(help="Draw the loss curves here (PNG, PDF or SVG).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each training.")] = 1000,
     seeds: Annotated[int, typer.Option(min=1, help="Initial weights a precision is trained from.")] = 3,
+    train: Annotated[
+        list[str] | None, typer.Option(help="FASTA file to train on; may be repeated.", show_default="two yeasts")
+    ] = None,
+    held_out: Annotated[
+        list[str] | None, typer.Option(help="FASTA file to evaluate on; may be repeated.", show_default="a third")
+    ] = None,
     small: Annotated[bool, typer.Option("--small", help="A toy model, to try the command on a CPU.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
@@ -552,7 +558,8 @@ def bench_precision(
     """
     from genomoe.commands.bench import run_precision
 
-    run_precision(out=out, plot=plot, steps=steps, seeds=seeds, small=small, device=device)
+    sources = {name: tuple(paths) for name, paths in (("train", train), ("held_out", held_out)) if paths}
+    run_precision(out=out, plot=plot, steps=steps, seeds=seeds, small=small, device=device, sources=sources)
 
 
 @bench.command("loader")

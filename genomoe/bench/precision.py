@@ -1,11 +1,11 @@
 """The same training by each way of computing the experts: what `genomoe bench precision` measures.
 
-A small mixture of experts is trained on the bundled yeast chromosomes with expert products in bf16, fp8 and mxfp8 (the
-latter two also keep what backward needs in MXFP8), each from the same few initial weights, all on the same windows.
-Trainings that differ in anything drift apart, so one of each says nothing: what counts is how far the means over the
-initial weights are apart beside their standard error. Every training is a process of its own, all on the same device at
-the same time, so no time is taken. The default length ends before the model begins to learn half a million bases by
-heart, where trajectories part and the held-out loss rises.
+A small mixture of experts is trained on the bundled yeast chromosomes, or on other FASTA files, with expert products in
+bf16, fp8 and mxfp8 (the latter two also keep what backward needs in MXFP8), each from the same few initial weights, all
+on the same windows. Trainings that differ in anything drift apart, so one of each says nothing: what counts is how far
+the means over the initial weights are apart beside their standard error. Every training is a process of its own, all on
+the same device at the same time, so no time is taken. The default length ends before the model begins to learn the
+bundled half a million bases by heart, where trajectories part and the held-out loss rises: train for longer on more.
 
 Rows, by `kind`: "step" (training loss, the mean since the row before), "held_out" (bits per base of the species that
 was left out), "summary" (both at the end of a training) and "verdict" (an 8-bit precision against bf16). Unmasked and
@@ -22,6 +22,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,6 +94,9 @@ class PrecisionOptions:
     """Windows of an evaluation, from the start of the held-out contigs; None: all."""
     data_seed: int = 0
     """Of the windows."""
+    train: tuple[str, ...] = TRAIN
+    """FASTA files, `bundled:` names included."""
+    held_out: tuple[str, ...] = HELD_OUT
 
     def __post_init__(self) -> None:
         for name in ("steps", "seeds", "windows", "context", "every", "last", "evaluations"):
@@ -100,15 +104,16 @@ class PrecisionOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @classmethod
-    def small(cls, steps: int, seeds: int = 3) -> PrecisionOptions:
+    def small(cls, steps: int, seeds: int = 3, **sources: tuple[str, ...]) -> PrecisionOptions:
         """Seconds on a CPU: the command's every part, and figures that mean nothing."""
-        return cls(model=SMALL, steps=steps, seeds=seeds, windows=4, context=64, evaluation_windows=16)
+        return cls(model=SMALL, steps=steps, seeds=seeds, windows=4, context=64, evaluation_windows=16, **sources)
 
     @property
     def case(self) -> str:
         m = self.model
+        genomes = "yeast" if self.train == TRAIN else ", ".join(Path(path).name.split(".")[0] for path in self.train)
         return (
-            f"yeast: {m.num_layers} layers, d {m.hidden_size}, {m.num_experts} experts of {m.expert_size}, "
+            f"{genomes}: {m.num_layers} layers, d {m.hidden_size}, {m.num_experts} experts of {m.expert_size}, "
             f"top-{m.top_k}, {self.windows}x{self.context} tokens a step"
         )
 
@@ -169,8 +174,8 @@ def train(training: Training, options: PrecisionOptions, device_name: str) -> Cu
     optim = OptimConfig(learning_rate=options.learning_rate)
     optimizer = make_optimizer(model.named_parameters(), optim)
     schedule = make_schedule(optimizer, options.steps, optim)
-    corpus = Windows(TRAIN, options.context, device)
-    held_out = Windows(HELD_OUT, options.context, device, strands=1)
+    corpus = Windows(options.train, options.context, device)
+    held_out = Windows(options.held_out, options.context, device, strands=1)
     generator = torch.Generator().manual_seed(options.data_seed)
     picks = torch.randint(len(corpus.starts), (options.steps, options.windows), generator=generator)
     starts = corpus.starts[picks].to(device)

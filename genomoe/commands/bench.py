@@ -100,7 +100,10 @@ VERDICT_COLUMNS = (
 )  # fmt: skip
 
 
-def run_precision(*, out: Path | None, plot: Path | None, steps: int, seeds: int, small: bool, device: str) -> None:
+def run_precision(
+    *, out: Path | None, plot: Path | None, steps: int, seeds: int, small: bool, device: str,
+    sources: dict[str, tuple[str, ...]],
+) -> None:  # fmt: skip
     """Train the same small model by each precision of the experts, from several seeds."""
     from genomoe.bench.precision import PrecisionOptions, Training, run_trainings
     from genomoe.commands.device import resolve_device
@@ -110,7 +113,8 @@ def run_precision(*, out: Path | None, plot: Path | None, steps: int, seeds: int
     def report(training: Training, error: str | None) -> None:
         console.print(f"{training.precision}, seed {training.seed}: {error or 'trained'}", highlight=False)
 
-    options = PrecisionOptions.small(steps, seeds) if small else PrecisionOptions(steps=steps, seeds=seeds)
+    make = PrecisionOptions.small if small else PrecisionOptions
+    options = make(steps=steps, seeds=seeds, **sources)
     with console.status(f"{len(options.trainings)} trainings of {steps} steps at the same time"):
         rows = run_trainings(options, device=resolve_device(device), report=report)
     if out is not None:
