@@ -17,6 +17,8 @@ from genomoe.training.run_directory import environment
 OPTIONAL = {
     "matplotlib": "plots: pip install 'genomoe[plot]'",
     "tensorboard": "logger=tensorboard: pip install 'genomoe[tensorboard]'",
+    "wandb": "logger=wandb: pip install 'genomoe[wandb]'",
+    "torchao": "optim.moments=int8: pip install 'genomoe[int8]'",
     "transformers": "Hugging Face checks: pip install 'genomoe[hf]'",
     "peft": "LoRA fine-tuning: pip install 'genomoe[lora]'",
     "triton": "fused kernels on NVIDIA GPUs",

@@ -1,7 +1,10 @@
 """Every file of every config group composes, and its values are accepted by what they configure."""
 
+import inspect
+
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
@@ -38,6 +41,9 @@ def test_every_choice_composes_and_is_accepted(group: str, name: str, monkeypatc
     precision = PrecisionConfig.from_config(config.precision, where="precision")
     kernel_options(config, precision)
     model_config(config, make_tokenizer(config.data.tokenizer).vocab_size)
+    for logger in config.logger.values():
+        arguments = {key: value for key, value in logger.items() if key != "_target_"}
+        inspect.signature(get_class(logger._target_)).bind(**arguments)
 
 
 def test_no_config_group_is_left_out() -> None:
