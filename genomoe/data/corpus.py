@@ -104,13 +104,6 @@ def contig_table(names: list[str], lengths: Sequence[int], sources: Sequence[int
     return ContigTable(names, sizes, offsets, np.asarray(sources, dtype=np.int32))
 
 
-def whole_contigs(contigs: ContigTable) -> Segments:
-    """One segment per contig; empty contigs give none."""
-    rows = np.flatnonzero(contigs.lengths > 0)
-    starts = contigs.offsets[rows]
-    return Segments(starts, starts + contigs.lengths[rows], contigs.sources[rows])
-
-
 def is_masking(lower: int, total: int) -> bool:
     """Whether `lower` lower-case bases of `total` are soft-masking rather than a way of writing."""
     return 0 < lower <= UNMASKED_CASE * total

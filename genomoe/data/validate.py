@@ -33,11 +33,6 @@ class FileCheck:
     lower: int = 0
 
 
-def validate_file(path: Path) -> FileCheck:
-    """Read the whole file and collect a verdict for everything that breaks a rule or is unusual."""
-    return _Check(path).run()[0]
-
-
 def validate_corpus(
     description: CorpusDescription, progress: Callable[[str, int, int], None] | None = None
 ) -> list[FileCheck]:

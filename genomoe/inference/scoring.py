@@ -40,7 +40,7 @@ class RefMismatchError(GenoMoEError):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringOptions:
-    """What a score is. Every field but the last three changes its value; README says how."""
+    """What a score is. Every field but the last three changes its value; docs/variants.md says how."""
 
     score: str = "llr"
     """A key of `genomoe.inference.engine.SCORES`."""
