@@ -8,6 +8,7 @@ is held but a batch.
 from __future__ import annotations
 
 import csv
+import glob
 import math
 import os
 import warnings
@@ -19,7 +20,7 @@ from typing import Any, Protocol, Self
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.variant_files import VCF_COLUMNS, InputRow, VariantSource
 
-__all__ = ["OutputError", "VariantWriter", "open_output"]
+__all__ = ["OutputError", "VariantWriter", "open_output", "remove_leftovers"]
 
 BATCH = 16384
 TABIX_LIMIT = 2**29
@@ -61,6 +62,12 @@ def open_output(path: str | Path, source: VariantSource, *, key: str, descriptio
 
 def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what killed runs had written of an output; no run may be writing it now."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 class _Replacing:

@@ -40,20 +40,20 @@ class Journal:
     """Chunks of results by number, on disk; flat in memory but for one place (32 bytes) a chunk."""
 
     def __init__(self, output: Path, job: dict[str, Any], *, restart: bool = False, process: int = 0):
-        self.folder = output.with_name(f".{output.name}.scoring")
-        if restart and process == 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder, self._process = output.with_name(f".{output.name}.scoring"), process
+        if restart:
+            self._remove()
         self.folder.mkdir(exist_ok=True)
-        self._check(job)
         self._places: dict[int, tuple[Path, int, int, int]] = {}
         self._read_to: dict[Path, int] = {}
         self.refresh()
+        self._check(job)
         name = f"{process}-{uuid.uuid4().hex}.part"  # never that of an earlier run, whose records it would lose
         self._file = open(self.folder / name, "xb")  # noqa: SIM115 - closed in close
 
     def _check(self, job: dict[str, Any]) -> None:
         path, text = self.folder / "job.json", json.dumps(job, indent=1, sort_keys=True)
-        if not path.exists():
+        if not self._places or not path.exists():
             write_text(path, text)
             return
         before = json.loads(path.read_text())
@@ -101,11 +101,24 @@ class Journal:
         return [(score, STATUSES[code]) for score, code in zip(scores.tolist(), codes.tolist(), strict=True)]
 
     def close(self, *, remove: bool) -> None:
-        """Ends this process's file; the folder goes if the job is done, or if there is nothing in it to go on from."""
+        """Ends this process's file.
+
+        The first process also removes the folder if the job is done, or if there is nothing in it to go on from; the
+        others leave it alone, since they do not know who still needs it.
+        """
         self._file.close()
-        self.refresh()
-        if remove or not self._places:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._process == 0:
+            self.refresh()
+            if remove or not self._places:
+                self._remove()
+
+    def _remove(self) -> None:
+        """Under another name first: a kill in the middle must not leave chunks without the job they belong to."""
+        old = self.folder.with_name(f"{self.folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.folder.exists():
+            self.folder.rename(old)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _records(file: Any, start: int) -> Iterator[tuple[int, int, int, int, int]]:

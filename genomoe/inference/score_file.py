@@ -19,7 +19,7 @@ from typing import Any
 
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.variant_files import InputRow, VariantSource
-from genomoe.genome.variant_output import open_output
+from genomoe.genome.variant_output import open_output, remove_leftovers
 from genomoe.genome.variants import Status
 from genomoe.inference.journal import Journal
 from genomoe.inference.scoring import VariantScorer
@@ -76,10 +76,13 @@ def score_file(
     with open_output(output, source, key=key, description=description) as trial:
         trial.discard()  # a wrong name, folder or key is found before anything is computed
     total = _check_all(scorer, source)
+    if rank and rank * chunk_rows >= total:
+        return None  # nothing to share with so many processes
     job = {
         "input": _identity(source.path),
         "reference": _identity(Path(reference)),
         "model": model_id,
+        "dtype": str(scorer.dtype).removeprefix("torch."),
         "chunk_rows": chunk_rows,
         **{name: value for name, value in dataclasses.asdict(scorer.options).items() if not name.startswith("batch_")},
     }
@@ -96,6 +99,7 @@ def score_file(
         if rank != 0:
             return None
         statuses: Counter[str] = Counter()
+        remove_leftovers(output)
         with open_output(output, source, key=key, description=description) as writer:
             for number, rows in _chunks(source, chunk_rows):
                 _wait_for(journal, number)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 
 from genomoe.genome.alphabet import Tokenizer
 from genomoe.genome.coordinates import Interval, Variant
@@ -132,6 +133,11 @@ class VariantScorer:
             batch_tokens=self.options.batch_tokens,
             batch_pairs=self.options.batch_variants,
         )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's weights."""
+        return self._score_pairs.model.embed.weight.dtype
 
     def score_rows(self, rows: Sequence[InputRow], where: str = "input") -> list[list[tuple[float, Status]]]:
         """Score (NaN if none) and status of every ALT of every row, in order.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -264,6 +266,54 @@ def test_other_settings_do_not_go_on_with_a_run(predictor, fasta, vcf, tmp_path)
     assert not (tmp_path / ".empty.tsv.scoring").exists()
 
 
+def test_other_precision_does_not_go_on_with_a_run(predictor, fasta, vcf, tmp_path, monkeypatch):
+    scorer = predictor.scorer(fasta, window=64)
+    out, source = tmp_path / "out.tsv", open_variants(vcf)
+    real, calls = scorer.score_rows, []
+
+    def fail_at_second(rows, where):
+        calls.append(rows)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(rows, where)
+
+    monkeypatch.setattr(scorer, "score_rows", fail_at_second)
+    with pytest.raises(KeyboardInterrupt):
+        score_file(scorer, source, out, model_id="tiny", reference=fasta, chunk_rows=8)
+    other = Predictor(copy.deepcopy(predictor.model).bfloat16(), predictor.tokenizer).scorer(fasta, window=64)
+    with pytest.raises(JournalError, match="had another dtype"):
+        score_file(other, source, out, model_id="tiny", reference=fasta, chunk_rows=8)
+
+
+def test_a_process_with_nothing_to_do_leaves_the_journal_to_the_others(tmp_path):
+    out, job = tmp_path / "out.tsv", {"window": 32}
+    first, second = (Journal(out, job, process=rank) for rank in (0, 1))
+    second.close(remove=False)
+    first.append(0, [(0.5, Status.OK)])
+    first.refresh()
+    assert first.read(0) == [(0.5, Status.OK)]
+    first.close(remove=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_chunks_never_outlive_their_job(tmp_path, monkeypatch):
+    """A kill while the folder is removed must not leave chunks that a run with other settings would take up."""
+    out = tmp_path / "out.tsv"
+    journal = Journal(out, {"window": 32})
+    journal.append(0, [(0.5, Status.OK)])
+
+    def killed(folder, ignore_errors):
+        (folder / "job.json").unlink(missing_ok=True)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    journal.close(remove=True)
+    monkeypatch.undo()
+    again = Journal(out, {"window": 64})
+    assert 0 not in again
+    again.close(remove=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_several_processes_share_the_chunks(predictor, fasta, vcf, tmp_path, monkeypatch):
     out, alone = tmp_path / "out.tsv", tmp_path / "alone.tsv"
     run(predictor, fasta, vcf, alone)
@@ -273,6 +323,10 @@ def test_several_processes_share_the_chunks(predictor, fasta, vcf, tmp_path, mon
     monkeypatch.setenv("RANK", "0")
     summary = run(predictor, fasta, vcf, out)
     assert summary.rows == 52
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "7")
+    assert run(predictor, fasta, vcf, tmp_path / "late.tsv") is None, "the eighth process has none of the seven chunks"
+    assert not (tmp_path / ".late.tsv.scoring").exists()
     pd.testing.assert_frame_equal(pd.read_csv(out, sep="\t"), pd.read_csv(alone, sep="\t"), atol=1e-5)
 
 
@@ -280,39 +334,6 @@ def test_options_are_described_for_the_header():
     text = ScoringOptions(score="jsd", downstream=40).description
     assert "Jensen-Shannon" in text
     assert "40 bases" in text
-
-
-@pytest.mark.slow
-def test_memory_is_flat_on_a_long_file(tmp_path):
-    """200,000 rows take hardly more than 20,000: nothing is kept but one place a chunk."""
-    import tracemalloc
-
-    class Constant:
-        """A scorer that costs nothing."""
-
-        options = ScoringOptions()
-
-        class names:
-            @staticmethod
-            def find(name):
-                return name
-
-        @staticmethod
-        def score_rows(rows, where):
-            return [[(0.5, Status.OK)] * len(row.alts) for row in rows]
-
-    peaks = []
-    for size in (20_000, 200_000):
-        path, out = tmp_path / f"{size}.vcf", tmp_path / f"{size}.vcf.gz"
-        with open(path, "w") as file:
-            file.write("##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n")
-            file.writelines(f"chr1\t{i + 1}\t.\tA\tC\t.\t.\t.\n" for i in range(size))
-        tracemalloc.start()
-        summary = score_file(Constant(), open_variants(path), out, model_id="", reference=path)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        assert summary.rows == size
-    assert peaks[1] < peaks[0] + 1_000_000
 
 
 @pytest.mark.parametrize("name", ["3mer", "byte"])
