@@ -240,8 +240,15 @@ def score(
     ] = None,
     info_key: Annotated[str, typer.Option(help="Name of the INFO field, in lower case of the column.")] = "GENOMOE",
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch.", show_default="by the device")] = None,
+    batch_variants: Annotated[
+        int | None,
+        typer.Option(help="Variants of a batch; 1: bit for bit whatever else is in the file.", show_default="no limit"),
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = None,
+    precision: Annotated[
+        str, typer.Option(help="Of the experts' products: bf16 (the weights' own dtype), fp8 or mxfp8.")
+    ] = "bf16",
     restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished run of this output.")] = False,
 ) -> None:
     """Score every ALT of a variant file; a killed run goes on where it stopped.
@@ -259,6 +266,7 @@ def score(
         info_key=info_key,
         device=device,
         dtype=dtype,
+        precision=precision,
         restart=restart,
         window=window,
         score=score,
@@ -268,6 +276,7 @@ def score(
         ref_mismatch=ref_mismatch,
         unknown_contig=unknown_contig,
         batch_tokens=batch_tokens,
+        batch_variants=batch_variants,
     )
 
 

@@ -16,6 +16,7 @@ from genomoe.genome.sequence_files import resolve_path
 from genomoe.genome.variant_files import open_variants
 from genomoe.inference.predictor import from_pretrained
 from genomoe.inference.score_file import score_file, summary_lines
+from genomoe.model.kernels import KernelOptions
 
 
 def run(
@@ -28,13 +29,15 @@ def run(
     info_key: str,
     device: str,
     dtype: str | None,
+    precision: str,
     restart: bool,
     window: int | None,
     **options: Any,
 ) -> None:
     """Score `variants` and print on stderr what was scored and what was not."""
     source = open_variants(variants)
-    predictor = from_pretrained(model, device=_local(resolve_device(device)), dtype=dtype)
+    kernels = KernelOptions(precision=precision)  # type: ignore[arg-type]
+    predictor = from_pretrained(model, device=_local(resolve_device(device)), dtype=dtype, kernels=kernels)
     if window is not None:
         options["window"] = window
     scorer = predictor.scorer(reference, contig_alias=read_aliases(contig_alias), **options)

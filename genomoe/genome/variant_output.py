@@ -171,7 +171,9 @@ class _VCFWriter(_Replacing):
             return
         import pysam
 
+        usual = pysam.set_verbosity(1)  # htslib warns of position 0, which VCF allows
         pysam.tabix_index(str(self.path), preset="vcf", force=True, csi=self._end >= TABIX_LIMIT)
+        pysam.set_verbosity(usual)
 
 
 class _TableWriter(_Replacing):

@@ -82,7 +82,7 @@ def score_file(
         "input": _identity(source.path),
         "reference": _identity(Path(reference)),
         "model": model_id,
-        "dtype": str(scorer.dtype).removeprefix("torch."),
+        **scorer.numerics,
         "chunk_rows": chunk_rows,
         **{name: value for name, value in dataclasses.asdict(scorer.options).items() if not name.startswith("batch_")},
     }

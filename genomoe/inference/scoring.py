@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
 
 from genomoe.genome.alphabet import Tokenizer
 from genomoe.genome.coordinates import Interval, Variant
@@ -135,9 +134,11 @@ class VariantScorer:
         )
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the model's weights."""
-        return self._score_pairs.model.embed.weight.dtype
+    def numerics(self) -> dict[str, str]:
+        """What the scores' rounding comes from: dtype of the weights, precision of the experts' products."""
+        model = self._score_pairs.model
+        dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+        return {"dtype": dtype, "precision": model.kernels.precision}
 
     def score_rows(self, rows: Sequence[InputRow], where: str = "input") -> list[list[tuple[float, Status]]]:
         """Score (NaN if none) and status of every ALT of every row, in order.

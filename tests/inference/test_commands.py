@@ -74,6 +74,24 @@ def test_score_writes_every_kind(model, fasta, sequences, tmp_path, ending):
     assert (tmp_path / "out.vcf.gz.tbi").exists() == (ending == ".vcf.gz")
 
 
+def test_score_in_another_precision_and_one_by_one(model, fasta, sequences, tmp_path):
+    variant_files(tmp_path, sequences["chr1"])
+    lines = (tmp_path / "a.vcf").read_text().splitlines(keepends=True)
+    (tmp_path / "last.vcf").write_text("".join([*lines[:-3], lines[-1]]))
+
+    def score(name: str, *options: object) -> list[float]:
+        out = tmp_path / "out.parquet"
+        path = tmp_path / name
+        assert genomoe("score", path, "-r", fasta, "-m", model, "-o", out, "--window", 64, *options) == 0
+        return pd.read_parquet(out)["genomoe"].tolist()
+
+    usual, coarse = score("a.vcf"), score("a.vcf", "--precision", "fp8")
+    assert usual != coarse, "of a model so small, by up to a few tenths"
+    one_by_one = score("a.vcf", "--batch-variants", 1)
+    np.testing.assert_allclose(one_by_one, usual, atol=1e-5)
+    assert score("last.vcf", "--batch-variants", 1) == one_by_one[-1:], "bit for bit, whatever else is in the file"
+
+
 def test_mistakes_are_one_sentence(model, fasta, sequences, tmp_path, capsys):
     (tmp_path / "in").mkdir()
     path, *_ = variant_files(tmp_path / "in", sequences["chr1"])

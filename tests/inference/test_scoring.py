@@ -22,6 +22,7 @@ from genomoe.inference.journal import Journal, JournalError
 from genomoe.inference.predictor import Predictor
 from genomoe.inference.score_file import score_file
 from genomoe.inference.scoring import ScoringOptions
+from genomoe.model.kernels import KernelOptions
 
 
 def score(predictor, fasta, *variants, **options):
@@ -280,9 +281,12 @@ def test_other_precision_does_not_go_on_with_a_run(predictor, fasta, vcf, tmp_pa
     monkeypatch.setattr(scorer, "score_rows", fail_at_second)
     with pytest.raises(KeyboardInterrupt):
         score_file(scorer, source, out, model_id="tiny", reference=fasta, chunk_rows=8)
-    other = Predictor(copy.deepcopy(predictor.model).bfloat16(), predictor.tokenizer).scorer(fasta, window=64)
-    with pytest.raises(JournalError, match="had another dtype"):
-        score_file(other, source, out, model_id="tiny", reference=fasta, chunk_rows=8)
+    rounded, quantised = copy.deepcopy(predictor.model).bfloat16(), copy.deepcopy(predictor.model)
+    quantised.kernels = KernelOptions(precision="fp8")
+    for model, what in ((rounded, "dtype"), (quantised, "precision")):
+        other = Predictor(model, predictor.tokenizer).scorer(fasta, window=64)
+        with pytest.raises(JournalError, match=f"had another {what}"):
+            score_file(other, source, out, model_id="tiny", reference=fasta, chunk_rows=8)
 
 
 def test_a_process_with_nothing_to_do_leaves_the_journal_to_the_others(tmp_path):
