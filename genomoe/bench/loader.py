@@ -1,7 +1,8 @@
 """Bases per second from disk to packed batches, beside bare libraries that only fetch the same windows.
 
-A row is one window length and implementation. GenoMoE's rows are end to end: windows, reverse complement, tokens,
-weights, labels and a packed (THD) batch of tensors in the main process. The rows named "bare" only get the letters of
+A row is one window length and implementation. GenoMoE's rows are end to end: windows, reverse complement, and a packed
+(THD) batch of which tokens, labels, weights and positions are read in the main process, as training on a CPU does (a
+GPU would widen them itself). The rows named "bare" only get the letters of
 the very same windows in the same order, without any of that. GenoMoE is timed over whole epochs, each of which decodes
 the whole corpus.
 
@@ -9,7 +10,7 @@ Every implementation of a window length is measured in turn, several times over,
 else the machine does falls on all of them alike; `load_average` says how much that was. Processor time is freer of it
 than the clock: `mb_per_cpu_s` counts that of the measuring process (no loader processes), `mb_per_loader_cpu_s` that of
 the loader processes (what one of them gives with a core of its own) and `mb_per_main_cpu_s` that of the main process
-beside them, which only widens what the loaders send.
+beside them, which receives and widens what the loaders send.
 """
 
 from __future__ import annotations
@@ -204,7 +205,8 @@ def _time_loader(corpus: Corpus, window: int, workers: int, seconds: float) -> R
     bases, clock, processor, before = 0, time.perf_counter(), time.process_time(), _processor_seconds(children)
     while time.perf_counter() - clock < seconds:
         for batch in loader:
-            bases += len(batch.tokens)
+            read = batch.tokens, batch.labels, batch.weights, batch.position_ids  # what the training module reads
+            bases += len(read[0])
     elapsed, own, theirs = time.perf_counter() - clock, time.process_time() - processor, _processor_seconds(children)
     loaders = bases / (theirs - before) if workers and theirs is not None and before is not None else None
     return Rates(bases / elapsed, bases / own, loaders)

@@ -6,7 +6,7 @@ Lightning prefetches it, so a checkpoint holds exactly what was trained on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import lightning
@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader, IterableDataset
 
-from genomoe.data.collate import Batch, RawBatch, TensorPool
+from genomoe.data.collate import Batch
 from genomoe.data.corpus import Corpus, restricted
 from genomoe.data.dataset import StreamingGenomeDataset
 from genomoe.data.open import open_corpus
@@ -25,8 +25,8 @@ from genomoe.genome.alphabet import Tokenizer, make_tokenizer
 from genomoe.genome.errors import GenoMoEError
 
 
-class _RawStream(IterableDataset[RawBatch]):
-    """What loader processes iterate over: batches stay narrow until they reach the main process.
+class _Stream(IterableDataset[Batch]):
+    """What a loader iterates over.
 
     Loader processes live for many epochs and hold a copy of the dataset, so where the stream stands is told them
     through shared memory, each time before an iteration begins.
@@ -40,10 +40,10 @@ class _RawStream(IterableDataset[RawBatch]):
         """Let the next iteration, in whatever process, start where the dataset stands now."""
         self._position.copy_(torch.tensor([self.dataset.epoch, self.dataset.consumed, self.dataset.steps]))
 
-    def __iter__(self) -> Iterator[RawBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         dataset = self.dataset
         dataset.epoch, dataset.consumed, dataset.steps = self._position.tolist()
-        return dataset.raw_batches()
+        return iter(dataset)
 
 
 class BatchLoader:
@@ -70,16 +70,18 @@ class BatchLoader:
         start_method: str | None = None,
     ) -> None:
         self.dataset, self.pin_memory, self.advance = dataset, pin_memory, advance
-        self._stream = _RawStream(dataset)
-        self._loader: DataLoader[RawBatch] = DataLoader(
-            self._stream,
-            batch_size=None,
-            num_workers=num_workers,
-            prefetch_factor=4 if num_workers else None,
-            persistent_workers=num_workers > 0,
-            multiprocessing_context=start_method if num_workers else None,
-        )
-        self._pool = TensorPool()
+        self._stream = _Stream(dataset)
+        self._batches: Iterable[Batch] = self._stream
+        if num_workers:
+            self._batches = DataLoader(
+                self._stream,
+                batch_size=None,
+                num_workers=num_workers,
+                prefetch_factor=4,
+                persistent_workers=True,
+                multiprocessing_context=start_method,
+                generator=torch.Generator(),  # leaves the program's random numbers alone, as no processes do
+            )
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""
@@ -90,8 +92,7 @@ class BatchLoader:
         if self.advance and dataset.remaining <= 0:
             dataset.set_epoch(dataset.epoch + 1)
         self._stream.begin()
-        for raw in self._loader:
-            batch = raw.expand(self._pool)
+        for batch in self._batches:
             yield batch.pin_memory() if self.pin_memory else batch
         if self.advance:
             dataset.set_epoch(dataset.epoch + 1)

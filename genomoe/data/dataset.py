@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from genomoe.data.collate import Batch, Encoder, RawBatch, TensorPool
+from genomoe.data.collate import POOL, Batch, Encoder
 from genomoe.data.corpus import Corpus, Segments
 from genomoe.data.sampling import EpochPlan, SamplingConfig, Windows
 from genomoe.genome.alphabet import Tokenizer
@@ -71,8 +71,7 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         self.pack, self.pad_to_multiple = pack, pad_to_multiple
         self.segments = corpus.segments if segments is None else segments
         self.drop_last, self.fill_last = drop_last, fill_last
-        masked = any(source.soft_masked for source in corpus.sources)
-        self.encoder = Encoder(tokenizer, soft_mask_weight, masked)
+        self.encoder = Encoder(tokenizer, soft_mask_weight)
         self._weights = np.array([source.weight for source in corpus.sources])
         self._names = [source.name for source in corpus.sources]
         self.epoch = self.consumed = self.steps = 0
@@ -162,11 +161,6 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the current epoch: every batch of this rank and worker that isn't consumed yet."""
-        pool = TensorPool()
-        return (raw.expand(pool) for raw in self.raw_batches())
-
-    def raw_batches(self) -> Iterator[RawBatch]:
-        """The same before widening."""
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         reader = BlockCache(self.corpus, self.plan(), budget=self.cache_bases(workers))
@@ -175,7 +169,7 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
         for step in range(worker, self.remaining, workers):
             number = min(first + step * self.world_size, self.num_batches)
             following = min(number + 1, self.num_batches)
-            yield self.make_raw(int(bounds[number]), int(bounds[following]), reader)
+            yield self.make_batch(int(bounds[number]), int(bounds[following]), reader)
 
     def cache_bases(self, workers: int) -> int:
         """Bases of decoded blocks one worker may keep."""
@@ -184,10 +178,6 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
 
     def make_batch(self, lo: int, hi: int, reader: BlockCache | None = None) -> Batch:
         """The batch of the windows lo..hi-1 of the current epoch."""
-        return self.make_raw(lo, hi, reader).expand()
-
-    def make_raw(self, lo: int, hi: int, reader: BlockCache | None = None) -> RawBatch:
-        """The same before it is widened: a byte a token, as it travels between processes."""
         reader = reader or BlockCache(self.corpus, self.plan(), budget=self.cache_bases(1))
         windows = self.plan().windows(lo, hi)
         lengths = windows.ends - windows.starts
@@ -213,10 +203,11 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
     def _gather(self, windows: Windows, room: np.ndarray, reader: BlockCache) -> tuple[np.ndarray, np.ndarray]:
         """Codes of the windows, each at the start of its room of that many bases, on the strand it is read from."""
         starts = np.cumsum(room) - room
-        codes = np.full(int(room.sum()), self.encoder.pad_id, dtype=np.uint8)
+        codes = POOL.empty(int(room.sum()), np.uint8)
+        codes.fill(self.encoder.pad_id)
         columns = (windows.starts, windows.ends, windows.blocks, windows.minus, starts)
         for start, end, block, minus, place in zip(*(c.tolist() for c in columns), strict=False):
-            codes[place : place + end - start] = self.encoder.codes(reader.get(block, start, end), minus)
+            self.encoder.encode(reader.get(block, start, end), codes[place : place + end - start], minus=minus)
         return codes, starts
 
     def fingerprint(self) -> dict[str, Any]:
@@ -295,8 +286,7 @@ class BlockCache:
 
     def __init__(self, corpus: Corpus, plan: EpochPlan, *, budget: int) -> None:
         self._corpus, self._budget = corpus, budget
-        self._starts = np.maximum(plan.block_starts, plan.segments.starts.min())
-        self._ends = np.minimum(plan.block_ends + plan.config.window, plan.segments.ends.max())
+        self._starts, self._ends = plan.block_spans
         self._blocks: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
         self._held = 0
 

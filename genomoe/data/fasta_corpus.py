@@ -25,6 +25,8 @@ from genomoe.genome.compression import detect_compression
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.fasta import SMALL_FILE, Reference
 
+PIECE = 1 << 17
+"""Bases read at a time: what lies between the file and the letters then stays in a core's cache."""
 _UPPER = bytes(range(97)) + bytes(range(65, 91)) + bytes(range(123, 256))
 
 
@@ -132,13 +134,14 @@ class FastaCorpus:
         while place < end:
             offset, length = int(self.contigs.offsets[row]), int(self.contigs.lengths[row])
             stop = min(end, offset + length)
-            if stop > place:
-                reference = self.references[self._owner[row]]
-                letters = reference.fetch_array(self.contigs.names[row], place - offset, stop - offset)
+            reference, name = self.references[self._owner[row]], self.contigs.names[row]
+            for low in range(place, stop, PIECE):
+                high = min(low + PIECE, stop)
+                letters = reference.fetch_array(name, low - offset, high - offset)
                 if self._fold_case[self.contigs.sources[row]]:
                     letters = np.frombuffer(letters.tobytes().translate(_UPPER), dtype=np.uint8)
-                out[place - start : stop - start] = letters
-                place = stop
+                out[low - start : high - start] = letters
+            place = stop
             row += 1
         apply_mask(out, start, self._extra_mask)
         return out

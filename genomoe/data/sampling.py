@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,11 +40,16 @@ def mix64(values: np.ndarray | int) -> np.ndarray:
 
 def hash64(key: tuple[int, ...], values: np.ndarray) -> np.ndarray:
     """A uniform 64-bit hash of each value under `key` (integers such as seed, epoch and stream)."""
+    return mix64(mix64(np.asarray(values).astype(np.uint64) + np.uint64(1)) ^ _key_hash(key))
+
+
+@lru_cache
+def _key_hash(key: tuple[int, ...]) -> np.uint64:
     state = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         for part in key:
             state = mix64(state + np.uint64(part & 0xFFFFFFFFFFFFFFFF) * np.uint64(0x9E3779B97F4A7C15))
-        return mix64(mix64(np.asarray(values).astype(np.uint64) + np.uint64(1)) ^ state)
+    return np.uint64(state)
 
 
 def uniform(key: tuple[int, ...], values: np.ndarray) -> np.ndarray:
@@ -54,6 +60,10 @@ def uniform(key: tuple[int, ...], values: np.ndarray) -> np.ndarray:
 def permutation(key: tuple[int, ...], count: int) -> np.ndarray:
     """A permutation of range(count) that depends on `key` only."""
     return np.argsort(hash64(key, np.arange(count)), kind="stable")
+
+
+AHEAD = 1024
+"""Windows worked out at a time: for one of them it takes as long as for hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +206,7 @@ class EpochPlan:
         self._make_groups()
         self._make_runs()
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._ahead = 0, self._windows(0, 0)
 
     def __len__(self) -> int:
         return int(self._run_ends[-1])
@@ -204,6 +215,13 @@ class EpochPlan:
         """The windows number lo..hi-1 of the epoch."""
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"windows {lo}..{hi} of an epoch of {len(self)}")
+        first, ahead = self._ahead  # one attribute read: threads may share the plan
+        if not first <= lo <= hi <= first + len(ahead.index):
+            first, ahead = lo, self._windows(lo, min(max(hi, lo + AHEAD), len(self)))
+            self._ahead = first, ahead
+        return Windows(*(column[lo - first : hi - first] for column in ahead))
+
+    def _windows(self, lo: int, hi: int) -> Windows:
         index = np.arange(lo, hi)
         runs = np.searchsorted(self._run_ends, index, side="right")
         place = self._run_first[runs] + index - (self._run_ends[runs] - self._run_sizes[runs])
@@ -233,7 +251,10 @@ class EpochPlan:
         self.block_starts, self.block_ends = lows[keep], highs[keep]
         first, count = first[keep], count[keep]
         self._block_first, self._block_counts = first, count
-        sources = segments.sources[grid.starts(first)[0]]
+        rows, starts, _ = grid.starts(first)
+        self.block_spans = starts, grid.starts(first + count - 1)[2]
+        """Where the first window of each block starts and its last one ends, which may lie beyond the block."""
+        sources = segments.sources[rows]
         if (weights < 0).any() or not (weights[np.unique(segments.sources)] > 0).any():
             raise GenoMoEError("Source weights must be non-negative, and one of them positive.")
         if self.config.replacement:

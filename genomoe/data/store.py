@@ -36,6 +36,8 @@ from genomoe.genome.errors import GenoMoEError, IntegrityError
 FORMAT = 1
 CHUNK = 1 << 17
 """Bytes of a chunk: 524,288 bases."""
+PIECE = 1 << 14
+"""Bytes unpacked at a time."""
 SHARD = 1 << 22
 """Bytes of a shard: 16,777,216 bases."""
 BASES_PER_BYTE = 4
@@ -57,7 +59,11 @@ def pack(letters: bytes) -> np.ndarray:
 
 def unpack(packed: np.ndarray) -> np.ndarray:
     """uint8 [n] to upper-case letters, uint8 [4 n]."""
-    return np.take(_UNPACK, packed).view(np.uint8)
+    letters = np.empty(len(packed), dtype="<u4")
+    for start in range(0, len(packed), PIECE):  # take widens its indices, so these stay in a core's cache
+        here = slice(start, start + PIECE)
+        _UNPACK.take(packed[here], out=letters[here], mode="clip")
+    return letters.view(np.uint8)
 
 
 OnChange = Literal["error", "warn", "ignore"]

@@ -230,7 +230,7 @@ def labelled_batches(
         starts = np.cumsum(sizes * k) - sizes * k
         codes = np.full(int((sizes * k).sum()), encoder.pad_id, dtype=np.uint8)
         for text, start in zip(letters, starts.tolist(), strict=True):
-            codes[start : start + len(text)] = encoder.codes(np.frombuffer(text, dtype=np.uint8), minus=False)
+            encoder.encode(np.frombuffer(text, dtype=np.uint8), codes[start : start + len(text)])
         batch = encoder.batch(
             codes,
             starts=starts,
@@ -238,7 +238,7 @@ def labelled_batches(
             sizes=sizes,
             packed=pack,
             index=np.arange(first, first + len(letters)),
-        ).expand()
+        )
         yield batch, torch.as_tensor(rows.labels[chosen]) if rows.labels.dtype != object else _classes(rows, chosen)
 
 

@@ -1,6 +1,5 @@
 """The stream is the same from files and store, for any number of workers and ranks, and it resumes exactly."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,7 +10,6 @@ import torch
 from small_corpora import write_fasta
 
 from genomoe.data.build import build_corpus
-from genomoe.data.collate import TensorPool
 from genomoe.data.datamodule import BatchLoader, GenomeDataModule
 from genomoe.data.dataset import StreamingGenomeDataset
 from genomoe.data.description import describe_paths, read_description
@@ -51,8 +49,8 @@ def make(
 
 
 def same(one, other) -> bool:
-    for field in dataclasses.fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
+    for name in ("tokens", "labels", "weights", "cu_seqlens", "max_seqlen", "position_ids", "index", "tags"):
+        a, b = getattr(one, name), getattr(other, name)
         if isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor):
             return False
         if not (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b):
@@ -92,6 +90,13 @@ def test_workers_and_start_methods_change_nothing(corpora, kind, method, workers
     alone = list(make(corpus, **MODES["random"]))
     loader = BatchLoader(make(corpus, **MODES["random"]), num_workers=workers, start_method=method)
     assert all_same(alone, loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loading_leaves_the_program_s_random_numbers_alone(corpora, workers):
+    before = torch.get_rng_state()
+    assert list(BatchLoader(make(corpora[1]), num_workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -274,21 +279,6 @@ def test_kmer_windows_follow_the_remainder_rule(tmp_path):
     assert batch.cu_seqlens.tolist() == [0, 8, 16]
 
 
-def test_batch_memory_is_used_again_only_when_nobody_holds_it():
-    pool = TensorPool(most=4)
-    kept = pool.empty(1000, np.int64).fill_(7)
-    view = pool.empty(1000, np.int64).fill_(8)[10:20].view(2, 5).numpy()
-    address = pool.empty(1000, np.int64).data_ptr()
-    again = pool.empty(1000, np.int64)
-    assert again.data_ptr() == address
-    again.fill_(9)
-    for _ in range(20):
-        pool.empty(1000, np.int64).fill_(0)
-    assert (kept == 7).all()
-    assert (view == 8).all()
-    assert (again == 9).all()
-
-
 def test_batches_that_are_kept_stay_what_they_were(corpora):
     dataset = make(corpora[1])
     kept = list(BatchLoader(dataset))
@@ -361,7 +351,7 @@ def test_each_block_is_decoded_once_whatever_the_number_of_workers(tmp_path):
             total += count
         return total
 
-    assert bases_read(1) < 1.1 * len(letters)
+    assert bases_read(1) < 1.02 * len(letters)  # windows across the border of two blocks make no base come twice
     for workers in (2, 4):
         assert bases_read(workers) < 1.5 * len(letters)
 

@@ -42,6 +42,25 @@ def everything(plan: EpochPlan) -> Windows:
     return plan.windows(0, len(plan))
 
 
+@settings(max_examples=100, deadline=None)
+@given(layouts(), st.fixed_dictionaries(small), st.booleans(), st.randoms(use_true_random=False))
+def test_windows_do_not_depend_on_how_they_are_asked_for(segments, options, replacement, random):
+    config = SamplingConfig(**options, replacement=replacement)
+    plan, other = EpochPlan(segments, np.ones(2), config, 0), EpochPlan(segments, np.ones(2), config, 0)
+    whole = everything(plan)
+    for _ in range(10):
+        lo, hi = sorted(random.randint(0, len(plan)) for _ in range(2))
+        for found, column in zip(other.windows(lo, hi), whole, strict=True):
+            assert np.array_equal(found, column[lo:hi])
+    first, last = plan.block_spans
+    assert (first[whole.blocks] <= whole.starts).all()
+    assert (whole.ends <= last[whole.blocks]).all()
+    if not replacement:  # the spans are as tight as can be
+        for block in np.unique(whole.blocks):
+            mine = whole.blocks == block
+            assert (first[block], last[block]) == (whole.starts[mine].min(), whole.ends[mine].max())
+
+
 @settings(max_examples=300, deadline=None)
 @given(layouts(), st.fixed_dictionaries(small), st.integers(0, 3))
 def test_without_replacement_every_window_comes_once(segments, options, epoch):
