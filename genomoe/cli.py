@@ -502,6 +502,9 @@ def bench_layer(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs, of which the median counts.")] = 7,
     limit_s: Annotated[int, typer.Option(min=1, help="Seconds an implementation may take for a case.")] = 120,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Compile SonicMoE's kernels for all cases first, at the same time.")
+    ] = False,
 ) -> None:
     """One MoE layer, ours and every installed peer's: time, TFLOP/s, memory kept and at the peak, errors.
 
@@ -509,7 +512,7 @@ def bench_layer(
     """
     from genomoe.commands.bench import run_layers
 
-    run_layers(out=out, cases=case or [], only=only or [], repeats=repeats, limit_s=limit_s)
+    run_layers(out=out, cases=case or [], only=only or [], repeats=repeats, limit_s=limit_s, prepare=prepare)
 
 
 @bench.command("step")

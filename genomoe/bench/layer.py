@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genomoe.bench import sonicmoe
 from genomoe.bench.layer_peers import PEERS, Layer
 from genomoe.ops.grouped_mlp import grouped_mlp
 
@@ -272,6 +273,7 @@ def run_layers(
     only: Sequence[str] = (),
     repeats: int = 7,
     limit_s: int = 120,
+    prepare: Callable[[str], None] | None = None,
     report: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
     """Measure every implementation on every case and call ``report`` with all rows so far after each.
@@ -281,12 +283,14 @@ def run_layers(
         only: shell patterns of implementation/precision/save.
         repeats: timed runs, after three warm-ups.
         limit_s: seconds an implementation may take for a case, compilation included.
+        prepare: told how SonicMoE's compilations went, which then come before all measurements; None: they don't.
     """
     device = torch.device("cuda")
     rows: list[dict[str, Any]] = []
-    for case in CASES:
-        if only_cases and not any(fnmatch.fnmatch(case.name, pattern) for pattern in only_cases):
-            continue
+    cases = [case for case in CASES if not only_cases or any(fnmatch.fnmatch(case.name, p) for p in only_cases)]
+    if cases and prepare is not None:
+        sonicmoe.prepare((sonicmoe.Shape(c.hidden, c.width, c.experts, c.top_k) for c in cases), prepare)
+    for case in cases:
         tensors = make_tensors(case, device)
         for labels, make in implementations():
             name = f"{labels['implementation']}/{labels['precision']}/{labels['save']}"

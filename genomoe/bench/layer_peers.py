@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genomoe.bench import sonicmoe
+
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -88,50 +90,6 @@ def liger(w_up: Tensor, w_down: Tensor) -> tuple[Layer, list[Tensor]]:
     )
 
 
-SONIC_TILES = ((128, 192, True), (256, 128, False), (128, 256, False), (128, 128, True))
-"""(rows, columns, ping-pong) that SonicMoE's products are tuned over here: its default and the usual best ones. Its own
-list has 20 to 40 tiles for each of six products, whose compilation takes minutes for every layer shape."""
-
-
-def _bound_sonic_tuning() -> None:
-    from quack import gemm_interface
-    from quack.autotuner import AutotuneConfig
-    from quack.gemm_config import GemmConfig
-
-    configs = [
-        AutotuneConfig(
-            config=GemmConfig(
-                tile_m=rows, tile_n=columns, pingpong=pingpong, cluster_m=2, cluster_n=1, swap_ab=False,
-                device_capacity=9, is_dynamic_persistent=False,
-            )
-        )
-        for rows, columns, pingpong in SONIC_TILES
-    ]  # fmt: skip
-    for name in ("gemm_tuned", "gemm_gated_tuned", "gemm_dgated_tuned"):
-        getattr(gemm_interface, name).configs = configs
-
-
-def sonic(w_up: Tensor, w_down: Tensor) -> tuple[Layer, list[Tensor]]:
-    """SonicMoE (arXiv 2512.14080), given the routing."""
-    _bound_sonic_tuning()
-    from sonicmoe import moe_general_routing_inputs
-    from sonicmoe.enums import ActivationType
-
-    E = w_up.shape[0]
-    w_up, w_down = (weight.detach().requires_grad_() for weight in (w_up, w_down))
-
-    def layer(x: Tensor, index: Tensor, scores: Tensor) -> Tensor:
-        T, K = index.shape
-        tokens = torch.arange(T, device=x.device, dtype=torch.int32).repeat_interleave(K)
-        return moe_general_routing_inputs(
-            x, scores.reshape(-1), tokens, index.reshape(-1).int(), w_up.permute(1, 2, 0), None,
-            w_down.permute(1, 2, 0), None, E, torch.cuda.current_stream().cuda_stream, ActivationType.SWIGLU, False,
-            True,
-        )[0]  # fmt: skip
-
-    return layer, [w_up, w_down]
-
-
 def transformer_engine(precision: str) -> Callable[[Tensor, Tensor], tuple[Layer, list[Tensor]]]:
     """Transformer Engine's `ops.Sequential`, its own parameters, "bf16" or "fp8" (current scaling)."""
 
@@ -165,7 +123,7 @@ def transformer_engine(precision: str) -> Callable[[Tensor, Tensor], tuple[Layer
 
 
 PEERS: dict[str, Callable[[Tensor, Tensor], tuple[Layer, list[Tensor]]]] = {
-    "sonicmoe": sonic,
+    "sonicmoe": sonicmoe.layer,
     "transformer-engine": transformer_engine("bf16"),
     "transformer-engine-fp8-current": transformer_engine("fp8"),
     "torch-grouped_mm-compiled": torch_grouped,

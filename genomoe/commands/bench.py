@@ -22,15 +22,18 @@ LAYER_COLUMNS = (
 )  # fmt: skip
 
 
-def run_layers(*, out: Path | None, cases: Sequence[str], only: Sequence[str], repeats: int, limit_s: int) -> None:
+def run_layers(
+    *, out: Path | None, cases: Sequence[str], only: Sequence[str], repeats: int, limit_s: int, prepare: bool
+) -> None:
     """Measure one MoE layer by every implementation that is installed."""
     from genomoe.bench import layer
 
     _cuda_or_error("auto")
     console = Console(stderr=True)
     rows = layer.run_layers(
-        only_cases=cases, only=only, repeats=repeats, limit_s=limit_s, report=_reporter(out, LAYER_COLUMNS, console)
-    )
+        only_cases=cases, only=only, repeats=repeats, limit_s=limit_s, prepare=console.print if prepare else None,
+        report=_reporter(out, LAYER_COLUMNS, console),
+    )  # fmt: skip
     Console(width=220).print(rows_table(rows, LAYER_COLUMNS, "genomoe bench layer"))
     if out is not None:
         console.print(f"written: {out}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 
 import pytest
 import torch
 
+from genomoe.bench import sonicmoe
 from genomoe.bench.layer import CASES, LayerCase, float64_truth, make_tensors, relative_errors, time_limit
 from genomoe.ops.grouped_mlp import grouped_mlp
 
@@ -57,3 +59,14 @@ def test_a_peer_that_does_not_end_is_given_up() -> None:
     with pytest.raises(TimeoutError, match="not done after 1 s"), time_limit(1):
         time.sleep(20)
     assert time.perf_counter() - started < 5
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sonicmoe") is not None, reason="SonicMoE is installed")
+def test_preparing_a_peer_that_is_missing_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sonicmoe, "TILES", sonicmoe.TILES[:1])
+    told: list[str] = []
+    shape = sonicmoe.Shape(32, 64, 8, 2)
+    sonicmoe.prepare([shape, shape], told.append)  # the same shape is compiled once
+    assert len(told) == 1
+    assert "hidden=32" in told[0]
+    assert "Error" in told[0]
