@@ -7,6 +7,7 @@ import torch
 from genomoe.genome.alphabet import make_tokenizer
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.foreign_tokenizer import tokenizer_from_folder
+from genomoe.genome.huggingface_tokenizer import huggingface_tokenizer
 from genomoe.model.pretrained import export_mixtral, from_pretrained, import_mixtral, save_pretrained
 from genomoe.training.precision import DTYPES
 
@@ -16,8 +17,9 @@ def export(model: Path, *, out: Path, dtype: str | None) -> None:
     loaded, tokenizer = from_pretrained(_model_folder(model))
     if tokenizer is None:
         raise GenoMoEError(f"{model} is a Hugging Face folder already: there is nothing to export.")
-    export_mixtral(loaded, tokenizer, out, dtype=_dtype(dtype))
-    print(f"{out}: transformers.MixtralForCausalLM.from_pretrained opens it")
+    files = huggingface_tokenizer(make_tokenizer(tokenizer))
+    export_mixtral(loaded, tokenizer, out, dtype=_dtype(dtype), files=files)
+    print(f"{out}: transformers' AutoModelForCausalLM and AutoTokenizer open it")
 
 
 def import_(folder: Path, *, out: Path, tokenizer: str | None, dtype: str | None) -> None:

@@ -120,10 +120,12 @@ def export_mixtral(
     folder: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
+    files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write a folder that `transformers.MixtralForCausalLM.from_pretrained` opens.
 
     Args:
+        files: further JSON files of the folder by name, such as the tokenizer's.
         dtype: of all tensors, the routers' too; None: that of the model's embedding.
 
     Raises:
@@ -155,6 +157,8 @@ def export_mixtral(
         config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **fields}
         _write_json(new / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
         _write_json(new / OUR_TOKENIZER_FILE, tokenizer)
+        for name, content in (files or {}).items():
+            _write_json(new / name, content)
     return Path(folder)
 
 

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from genomoe import cli
 from genomoe.genome.alphabet import make_tokenizer
 from genomoe.model.config import ModelConfig
-from genomoe.model.pretrained import save_pretrained
+from genomoe.model.pretrained import from_pretrained, save_pretrained
 from genomoe.model.transformer import GenoMoEModel
 
 
@@ -31,6 +32,19 @@ def test_there_and_back_is_bit_identical(run: Path, tmp_path: Path, capsys: pyte
     assert call("import", tmp_path / "hf", "--out", tmp_path / "back", capsys=capsys)[0] == 0
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "back" / name).read_bytes() == (run / "model" / name).read_bytes(), name
+
+
+def test_transformers_opens_the_exported_folder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert call("export", run, "--out", tmp_path / "hf", capsys=capsys)[0] == 0
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")("ACGTN", return_tensors="pt")["input_ids"]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")(tokens).logits
+    model, tokenizer = from_pretrained(run / "model")
+    assert tokens[0].tolist() == make_tokenizer(tokenizer).encode("ACGTN").tolist()
+    torch.testing.assert_close(theirs, model(tokens).logits, rtol=1e-4, atol=1e-5)
+    (tmp_path / "hf" / "genomoe_tokenizer.json").unlink()  # now as any other project's folder
+    assert call("import", tmp_path / "hf", "--out", tmp_path / "back", capsys=capsys)[0] == 0
+    assert make_tokenizer(str(tmp_path / "back" / "tokenizer.json")).encode("ACGTN").tolist() == tokens[0].tolist()
 
 
 def test_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
