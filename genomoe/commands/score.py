@@ -42,8 +42,8 @@ def run(
         options["window"] = window
     scorer = predictor.scorer(reference, contig_alias=read_aliases(contig_alias), **options)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    # Rich takes a notebook's pipe for a terminal.
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("checking the input", total=None)
         summary = score_file(
             scorer,

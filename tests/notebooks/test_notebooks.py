@@ -1,6 +1,7 @@
-"""Every notebook runs from top to bottom, on a tiny budget."""
+"""Every notebook runs from top to bottom, on a tiny budget, and shows its pictures and numbers."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,8 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [output.get("data", {}) for output in outputs]
+    pictures = sum("plot_" in cell.source for cell in notebook.cells if cell.cell_type == "code")
+    assert sum("image/png" in data for data in shown) == pictures
+    assert not any(re.search(r"NaN +NaN", data.get("text/plain", "")) for data in shown), "a table without numbers"
