@@ -241,6 +241,43 @@ def test_spread_then_combine_is_k_times_the_input() -> None:
     torch.testing.assert_close(out, (3 * x.float()).bfloat16(), rtol=2**-8, atol=0)
 
 
+@pytest.mark.parametrize("save_mx", [False, True])
+def test_e4m3_gradients_of_swiglu_are_the_plain_ones_rounded(save_mx: bool) -> None:
+    """As rows, transposed and in their scales, against the bfloat16 pass."""
+    E, I = 3, 160
+    g = torch.Generator().manual_seed(0)
+    layout = expert_layout(
+        torch.randint(E, (90, 2), generator=g).to(DEVICE), torch.rand(90, 2, generator=g).to(DEVICE), E
+    )
+    used = int(layout.ends_E[-1])
+    h = torch.randn(layout.slots, 2, I, generator=g).bfloat16().to(DEVICE)
+    da = torch.randn(layout.slots, I, generator=g).bfloat16().to(DEVICE)
+    x_scale, dy_scale = (2.0 ** torch.randint(-9, 9, (n,), generator=g).to(DEVICE) for n in (90, layout.slots))
+    saved = launch.swiglu_rows(h, layout, fp8=True, save_mx=save_mx)[1]._replace(x_scale_T=x_scale)
+    dh, a, dscore = launch.swiglu_backward_rows(da, saved, layout)
+    largest_NS = da.float().abs().unflatten(1, (5, -1)).amax(2).t().contiguous()
+    got = launch.swiglu_backward_e4m3(da, largest_NS, saved, dy_scale, layout)
+
+    rows = got.dh.values_SX[:used]
+    dh8, a8 = (tiles[: used // TILE].transpose(1, 2).reshape(used, -1) for tiles in (got.dh_MCB, got.a_MCB))
+    assert torch.equal(dh8.view(torch.uint8), rows.view(torch.uint8))
+    for values, scale, want in ((rows, got.dh.scale_S, dh), (a8, got.a_scale_S, a)):
+        exact, unit = want[:used].float(), scale[:used, None]
+        error = (values.float() * unit - exact).abs()
+        assert (error <= exact.abs() * 2**-4 * 1.07 + unit * 2**-10).all()  # half a step of e4m3, after bfloat16's
+        assert (values.float().abs() < 448).all()  # nothing saturates
+    torch.testing.assert_close(got.dscore_S[:used], dscore[:used], rtol=1e-4, atol=1e-4)
+
+    token = layout.token_S[:used]
+    x_scale_S = torch.where(token >= 0, x_scale[token.clamp(min=0).long()], 0.0)
+    expert = layout.tile_expert_M.repeat_interleave(TILE)[:used].long()
+    for unit_E, product in (
+        (got.down_unit_E, dy_scale[:used] * got.a_scale_S[:used]),
+        (got.up_unit_E, x_scale_S * got.dh.scale_S[:used]),
+    ):
+        assert torch.equal(unit_E, torch.zeros(E, device=DEVICE).scatter_reduce(0, expert, product, "amax"))
+
+
 def test_the_reference_rounds_through_the_format_it_names() -> None:
     leaves, index, _ = tensors(T=40, D=64, I=96, E=3, K=2)
     exact = grouped_mlp_reference(*(leaf.double() for leaf in leaves[:3]), index, leaves[3].double())
