@@ -86,7 +86,9 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     task: Annotated[
         str | None,
-        typer.Option(help="Labelled variants instead: table, clinvar, traitgym, brca1 or mitomap (layout of --table)."),
+        typer.Option(
+            help="Labelled variants instead: table, clinvar, traitgym, brca1 or mitomap, the layout of --table."
+        ),
     ] = None,
     table: Annotated[Path | None, typer.Option(help="With --task: the labelled file or folder.")] = None,
     reference: Annotated[Path | None, typer.Option("--reference", "-r", help="With --task: the genome.")] = None,
@@ -134,7 +136,9 @@ def plan(
         str | None,
         typer.Option(help="A GPU by name: h200, h100, b200, a100, l40s.", show_default="this machine's"),
     ] = None,
-    memory: Annotated[float | None, typer.Option(help="Memory of the device, GiB.", show_default="the GPU's")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0.1, help="Memory of the device, GiB.", show_default="the GPU's")
+    ] = None,
     find_context: Annotated[
         bool, typer.Option("--find-context", help="Longest window that fits, under every activation policy.")
     ] = False,
