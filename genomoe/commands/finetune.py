@@ -52,7 +52,8 @@ def run_config(config: DictConfig, *, report: Any = None) -> dict[str, Any]:
     from genomoe.evaluation.benchmarks import load_benchmark
     from genomoe.evaluation.discrimination import METRICS
     from genomoe.evaluation.finetuning import comparison, interval_table, ridge_baselines
-    from genomoe.genome.alphabet import NucleotideTokenizer, make_tokenizer
+    from genomoe.genome.alphabet import make_tokenizer
+    from genomoe.genome.foreign_tokenizer import tokenizer_from_folder
     from genomoe.model.pretrained import from_pretrained
     from genomoe.model.transformer import GenoMoEModel
     from genomoe.training.finetune import FineTuneOptions, finetune, train_on_one_hot
@@ -65,15 +66,13 @@ def run_config(config: DictConfig, *, report: Any = None) -> dict[str, Any]:
     for name in (task.metric, *task.metrics):
         if name not in METRICS:
             raise ConfigError(f"task.metrics: {name} is not allowed: it must be one of {', '.join(METRICS)}.")
-    options = FineTuneOptions.from_config(
-        {key: value for key, value in values.items() if key not in OWN_KEYS}, where="finetune"
-    )
+    options = FineTuneOptions.from_config({key: value for key, value in values.items() if key not in OWN_KEYS})
     target = _open(RunDirectory(Path(config.paths.run_dir)), overwrite=config.overwrite)
     device = resolve_device(config.device)
     folder = Path(config.pretrained)
     folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     _, spec = from_pretrained(folder, "cpu")
-    tokenizer = make_tokenizer(spec) if spec else NucleotideTokenizer()
+    tokenizer = make_tokenizer(spec) if spec is not None else tokenizer_from_folder(folder)
     table = load_benchmark(task.layout, task.table).table if task.layout else read_table(task.table)
     data = build_task(task, table)
     if data.classes and len(data.classes) > 2 and not set(task.metrics) <= {"spearman", "pearson"}:

@@ -42,7 +42,9 @@ def compose_config(name: str, overrides: Sequence[str] = (), *, rename: Mapping[
         config = _compose(name, overrides)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        raise ConfigError(f"{missing[0]} must be given: add {missing[0]}=VALUE to the command.")
+        spelling = {new: old for old, new in (rename or {}).items()}
+        key = spelling.get(missing[0], missing[0])
+        raise ConfigError(f"{key} must be given: add {key}=VALUE to the command.")
     OmegaConf.set_struct(config, True)
     return config
 

@@ -116,7 +116,8 @@ def finetune(
             "mode",
             f"used with at most {backbone.config.max_context} tokens",
         )
-        options.require(options.layer <= backbone.config.num_layers, "layer", "at most the model's layers")
+        layers = backbone.config.num_layers
+        options.require(options.layer <= layers, "layer", f"at most {layers}, the model's layers")
         with _seeded(seed):
             adapted = prepare_backbone(
                 backbone,

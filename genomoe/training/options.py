@@ -27,16 +27,17 @@ class Options:
     """A frozen group of settings that checks itself in `__post_init__`."""
 
     @classmethod
-    def from_config(cls, values: Mapping[str, Any], *, where: str) -> Self:
-        """Build from the mapping of config group `where`; an unknown key raises `ConfigError`."""
+    def from_config(cls, values: Mapping[str, Any], *, where: str = "") -> Self:
+        """Build from the mapping of config group `where` ("": the root); an unknown key raises `ConfigError`."""
+        prefix = f"{where}." if where else ""
         known = {field.name for field in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
-                raise ConfigError(f"{where}.{key} is not a setting of {cls.__name__}{nearest(str(key), known) or '.'}")
+                raise ConfigError(f"{prefix}{key} is not a setting of {cls.__name__}{nearest(str(key), known) or '.'}")
         try:
             return cls(**values)
         except ConfigError as error:
-            raise ConfigError(f"{where}.{error}") from None
+            raise ConfigError(f"{prefix}{error}") from None
 
     def require(self, condition: bool, key: str, allowed: str) -> None:
         """Raise `ConfigError` naming `key`, its value and what is `allowed`, unless `condition`."""

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from genomoe.cli import main
+from genomoe.commands.finetune import run_config
 from genomoe.evaluation.discrimination import METRICS, auroc, pearson
 from genomoe.evaluation.finetuning import comparison, ridge_baselines
-from genomoe.genome.alphabet import NucleotideTokenizer, reverse_complement
+from genomoe.genome.alphabet import MappedTokenizer, NucleotideTokenizer, reverse_complement
+from genomoe.genome.huggingface_tokenizer import huggingface_tokenizer
 from genomoe.model.config import ModelConfig
-from genomoe.model.pretrained import from_pretrained, save_pretrained
+from genomoe.model.pretrained import export_mixtral, from_pretrained, save_pretrained
 from genomoe.model.transformer import GenoMoEModel
+from genomoe.training.compose import compose_config
 from genomoe.training.features import FeatureModel, TokenTable, cache_features, one_hot_features
 from genomoe.training.finetune import FineTuneOptions, finetune, split_metrics, train_on_one_hot
 from genomoe.training.finetuned import load_finetuned
@@ -249,6 +252,25 @@ def test_mistakes_are_told():
         task_config(input="pair")
 
 
+def test_a_foreign_folder_is_read_with_its_own_ids(table, tmp_path):
+    ids = MappedTokenizer(
+        ids={"A": 7, "C": 6, "G": 5, "T": 4, "N": 3}, special={"pad": 0, "bos": 1, "eos": 2}, vocab_size=16
+    )
+    export_mixtral(make_model(), ids.to_dict(), tmp_path / "hf", files=huggingface_tokenizer(ids))
+    (tmp_path / "hf" / "genomoe_tokenizer.json").unlink()
+    table.to_csv(tmp_path / "toy.csv", index=False)
+    config = compose_config(
+        "finetune",
+        [
+            "task=sequences", f"task.table={tmp_path / 'toy.csv'}", "task.kind=regression", "task.metric=pearson",
+            "task.metrics=[pearson]", f"pretrained={tmp_path / 'hf'}", f"paths.run_dir={tmp_path / 'run'}",
+            "max_epochs=1", "seeds=[1]", "control=false", "baselines=false", "device=cpu",
+        ],
+    )  # fmt: skip
+    run_config(config)
+    assert load_finetuned(tmp_path / "run").tokenizer.base_ids == (7, 6, 5, 4)
+
+
 def test_command_writes_a_run(table, tmp_path, capsys):
     save_pretrained(make_model(), TOKENIZER.to_dict(), tmp_path / "pre" / "model")
     table.to_csv(tmp_path / "toy.csv", index=False)
@@ -287,6 +309,11 @@ def test_command_writes_a_run(table, tmp_path, capsys):
         main(arguments)
     assert done.value.code == 1
     assert "already holds a finished run" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as done:
-        main(["finetune", "task=sortsec", "model=x"])
-    assert "did you mean sortseq" in capsys.readouterr().err
+    for wrong, message in [
+        (["task=sortsec", "model=x"], "did you mean sortseq"),
+        ([], "model must be given: add model=VALUE"),
+        ([f"model={tmp_path / 'pre'}", "mode=all"], "genomoe: mode=all is not allowed"),
+    ]:
+        with pytest.raises(SystemExit):
+            main(["finetune", *wrong])
+        assert message in capsys.readouterr().err

@@ -6,9 +6,10 @@ import itertools
 import pytest
 import torch
 
-from genomoe.genome.alphabet import NucleotideTokenizer, make_tokenizer
+from genomoe.genome.alphabet import MappedTokenizer, NucleotideTokenizer, make_tokenizer
+from genomoe.genome.huggingface_tokenizer import huggingface_tokenizer
 from genomoe.model.config import ModelConfig
-from genomoe.model.pretrained import from_pretrained, save_pretrained
+from genomoe.model.pretrained import export_mixtral, from_pretrained, save_pretrained
 from genomoe.model.transformer import GenoMoEModel
 from genomoe.training.compose import compose_config
 from genomoe.training.options import ConfigError
@@ -17,6 +18,9 @@ from genomoe.training.start import MAY_DIFFER, start_from
 
 CONFIG = ModelConfig.preset("tiny", hidden_size=32, num_layers=1, expert_size=32, num_experts=4, max_context=64)
 TOKENIZER = NucleotideTokenizer().to_dict()
+IDS = MappedTokenizer(
+    ids={"A": 7, "C": 6, "G": 5, "T": 4, "N": 3}, special={"pad": 0, "bos": 1, "eos": 2}, vocab_size=16
+)
 YARN = {"kind": "yarn", "factor": 4.0, "original_max_context": 64}
 STAGES = ("8k", "32k", "131k", "1m")
 
@@ -56,6 +60,11 @@ def test_another_architecture_or_tokenizer_is_refused_by_name(folder, tmp_path) 
         start_from(GenoMoEModel(CONFIG.replace(expert_size=64)), TOKENIZER, folder)
     with pytest.raises(ConfigError, match="tokenizer"):
         start_from(GenoMoEModel(CONFIG), make_tokenizer("byte").to_dict(), folder)
+    foreign = export_mixtral(GenoMoEModel(CONFIG), TOKENIZER, tmp_path / "hf", files=huggingface_tokenizer(IDS))
+    (foreign / "genomoe_tokenizer.json").unlink()
+    start_from(GenoMoEModel(CONFIG), IDS.to_dict(), foreign)
+    with pytest.raises(ConfigError, match=r"other ids than nucleotide.*`genomoe import`"):
+        start_from(GenoMoEModel(CONFIG), TOKENIZER, foreign)
     with pytest.raises(FileNotFoundError, match="not a model folder"):
         start_from(GenoMoEModel(CONFIG), TOKENIZER, tmp_path / "nowhere")
 
