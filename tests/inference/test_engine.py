@@ -77,7 +77,7 @@ def test_shared_prefix_equals_whole_sequences(kind, changes):
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("step", [1, 64])
+@pytest.mark.parametrize("step", [1, 64, 128])
 @pytest.mark.parametrize("kind", SCORES)
 def test_where_suffixes_start_does_not_matter(kind, step, monkeypatch):
     model, pairs = tiny_model(), make_pairs(1)
@@ -100,7 +100,9 @@ def test_batches_are_even_and_hold_every_suffix_once():
         pairs.append(Pair(ref=ref, alt=alt, first=first, end=128, ref_after=first + 1, alt_after=first + 1))
     scorer = PairScorer(model, "llr", unk_id=UNK, batch_tokens=700)
     seen: list[int] = []
-    for found in scorer._window_batches(pairs):
+    window_batches = list(scorer._window_batches(pairs))
+    assert [len(found) for found in window_batches] == [5, 5], "prefixes of 104 tokens, of which six fill a batch"
+    for found in window_batches:
         batches = list(scorer._suffix_batches(found))
         tokens = [sum(len(suffix) for _, suffixes in batch for suffix in suffixes) for batch in batches]
         assert max(tokens) - min(tokens) <= 3 * 64, "even but for the suffixes of one window"
