@@ -110,12 +110,11 @@ def finetune(
     trained = 0
     for seed in options.seeds:
         backbone = make_model()
-        longest = table.longest
-        options.require(
-            longest <= backbone.config.max_context,
-            "mode",
-            f"used with at most {backbone.config.max_context} tokens",
-        )
+        if table.longest > backbone.config.max_context:
+            raise ConfigError(
+                f"the longest sequence has {table.longest} tokens, but the model reads at most "
+                f"{backbone.config.max_context}: cut the sequences, or take a model of a longer context."
+            )
         layers = backbone.config.num_layers
         options.require(options.layer <= layers, "layer", f"at most {layers}, the model's layers")
         with _seeded(seed):
