@@ -33,6 +33,7 @@ from genomoe.training.finetune_module import (
     score_of,
 )
 from genomoe.training.heads import make_head
+from genomoe.training.options import ConfigError
 from genomoe.training.run import quiet_lightning
 from genomoe.training.tasks import TaskConfig, TaskData
 

@@ -22,6 +22,7 @@ from genomoe.training.compose import compose_config
 from genomoe.training.features import FeatureModel, TokenTable, cache_features, one_hot_features
 from genomoe.training.finetune import FineTuneOptions, finetune, split_metrics, train_on_one_hot
 from genomoe.training.finetuned import load_finetuned
+from genomoe.training.options import ConfigError
 from genomoe.training.tasks import TaskConfig, build_task
 
 TOKENIZER = NucleotideTokenizer()
@@ -269,6 +270,15 @@ def test_a_foreign_folder_is_read_with_its_own_ids(table, tmp_path):
     )  # fmt: skip
     run_config(config)
     assert load_finetuned(tmp_path / "run").tokenizer.base_ids == (7, 6, 5, 4)
+
+
+def test_sequences_longer_than_the_context_are_told():
+    long = pd.DataFrame(
+        {"sequence": ["ACGT" * 70] * 6, "label": [0.0, 1.0, 0.5] * 2, "split": ["train", "validation", "test"] * 2}
+    )
+    data = build_task(task_config(), long)
+    with pytest.raises(ConfigError, match="longest sequence has 280 tokens, but the model reads at most 256"):
+        finetune(data, task_config(), options(), make_model, TOKENIZER, metric=METRICS["pearson"])
 
 
 def test_command_writes_a_run(table, tmp_path, capsys):
