@@ -102,8 +102,7 @@ def test_the_lists_cover_the_goals() -> None:
 
 MEASURED = [
     row
-    for path in (RESULTS / "step-h200.json", RESULTS / "context-h200.json")
-    if path.exists()
+    for path in (*RESULTS.glob("step*-h200.json"), *RESULTS.glob("context*-h200.json"))
     for row in json.loads(path.read_text())["rows"]
     if row["implementation"].startswith("genomoe-") and "peak_gib" in row
 ]
@@ -131,4 +130,4 @@ def test_predictions_agree_with_what_was_measured() -> None:
                 context=one.context, batch=one.batch, kernels=kernels, policy=one.activation, optimizer=one.optimizer
             )
             seconds = sum(step_seconds(one.model, shape, DEVICES["h200"]).values())
-            assert seconds == pytest.approx(row["step_s"], rel=0.3), one.name
+            assert seconds == pytest.approx(row["step_s"], rel=0.15), one.name
