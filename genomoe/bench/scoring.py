@@ -15,11 +15,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -128,7 +129,7 @@ def run_scoring(
     time_budget: float | None = None,
     report: Callable[[list[Row]], None] | None = None,
 ) -> list[Row]:
-    """Rows of every case and implementation, also handed to `report` as they come.
+    """Rows of every case and implementation, also handed to `report` as they come; what the arbiter says is added last.
 
     Args:
         device: "cpu" (float32) or a CUDA device (bfloat16 weights, and some scores in float32).
@@ -144,20 +145,27 @@ def run_scoring(
         if report is not None:
             report(rows)
 
-    loop: _HuggingFaceLoop | None = None
-    ours: GenoMoEModel | None = None
-    shape: ModelConfig | None = None
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    for case in cases or scoring_cases(device):
-        if shape != case.model:
-            ours, loop = None, None
-            _free(device)
-            ours, shape = _model(case.model, device, dtype), case.model
-            loop = _HuggingFaceLoop(ours, device, dtype)
-        assert ours is not None
-        assert loop is not None
-        _run_case(case, ours, loop, device, repeats, precisions, deadline, add)
+    for config, alike in itertools.groupby(cases or scoring_cases(device), key=lambda case: case.model):
+        ours = _model(config, device, dtype)
+        loop = _HuggingFaceLoop(ours, device, dtype)
+        measured = [_run_case(case, ours, loop, device, repeats, precisions, deadline, add) for case in alike]
+        for left, case in zip(range(len(measured), 0, -1), measured, strict=True):
+            _judge(case, ours, loop, time.monotonic() + (deadline - time.monotonic()) / left)
+            if report is not None:
+                report(rows)
+        del ours, loop
+        _free(device)
     return rows
+
+
+class _Measured(NamedTuple):
+    """What a case gave: rows and scores by name, ours first in `ours`, for the arbiter to add to."""
+
+    pairs: list[Pair]
+    rows: dict[str, Row]
+    scores: dict[str, np.ndarray]
+    ours: str
 
 
 def _run_case(
@@ -169,7 +177,7 @@ def _run_case(
     precisions: Sequence[str],
     deadline: float,
     add: Callable[[Row], None],
-) -> None:
+) -> _Measured:
     pairs = case_pairs(case, ours)
     count = len(pairs) // (1 if case.strands == "fwd" else 2)
     base = {
@@ -194,15 +202,13 @@ def _run_case(
         runs[precision] = partial(_our_scores, ours, pairs, case.batch_tokens, precision)
     seconds, scores, errors = _interleaved(runs, repeats, device, deadline)
     expected = scores.get("huggingface-ref-and-alt")
-    few = np.unique(np.linspace(0, len(pairs) - 1, ARBITRATED).round().astype(int))
-    judged, judgement = _arbitrate(ours, loop, [pairs[index] for index in few], deadline)
-    for name, told in names.items():
-        row = {**base, **told}
+    rows = {name: {**base, **told} for name, told in names.items()}
+    for name, row in rows.items():
         if name in errors:
-            add({**row, "error": errors[name]})
+            add(row | {"error": errors[name]})
             continue
         row |= {"seconds": round(seconds[name], 4), "variants_per_s": round(count / seconds[name], 2)}
-        if told["implementation"] == "genomoe":
+        if row["implementation"] == "genomoe":
             for form in FORMS:
                 if f"huggingface-{form}" in seconds:
                     ratio = seconds[f"huggingface-{form}"] / seconds[name]
@@ -211,32 +217,37 @@ def _run_case(
                 row["largest_score_difference"] = float(np.abs(scores[name] - expected).max())
                 row["score_deviation"] = float(np.std(expected))
                 row["score_correlation"] = float(np.corrcoef(scores[name], expected)[0, 1])
-            if name == precisions[0]:
-                row |= judgement
-        if judged is not None:
-            row |= agreement(scores[name][few], judged)
         add(row)
+    return _Measured(pairs, rows, {name: scores[name] for name in rows if name not in errors}, precisions[0])
 
 
-def _arbitrate(
-    ours: GenoMoEModel, loop: _HuggingFaceLoop, pairs: Sequence[Pair], deadline: float
-) -> tuple[np.ndarray | None, Row]:
-    """Scores in float64, and how far those of both sides in float32 are from them and from each other."""
-    if time.monotonic() > deadline:
-        return None, {}
+def _judge(case: _Measured, ours: GenoMoEModel, loop: _HuggingFaceLoop, deadline: float) -> None:
+    """Adds to a case's rows how far some of its scores, and both sides' in float32, are from those in float64."""
+    few = np.unique(np.linspace(0, len(case.pairs) - 1, ARBITRATED).round().astype(int))
     device = str(ours.embed.weight.device)
+    now = time.monotonic()
+    if now > deadline:
+        return
     try:
-        exact = loop.float64_scores(pairs)
+        few = np.concatenate([few[start::4] for start in range(4)])  # spread, however many there is time for
+        exact = loop.float64_scores([case.pairs[index] for index in few], now + (deadline - now) * 2 / 3)
+        few = few[: len(exact)]
+        if len(few) < 2:
+            return
+        for name, scores in case.scores.items():
+            case.rows[name] |= agreement(scores[few], exact)
         _free(device)
-        expected = loop.float32_scores(pairs)
+        expected = loop.float32_scores([case.pairs[index] for index in few])
         _free(device)
         scorer = PairScorer(_model_like(ours, torch.float32), "llr", unk_id=UNK, batch_tokens=65536)
-        got = scorer(pairs)
+        got = scorer([case.pairs[index] for index in few])
+        del scorer
     except (RuntimeError, ValueError) as error:
-        return None, {"arbiter_error": _in_short(error)}
-    del scorer
-    _free(device)
-    return exact, {
+        case.rows[case.ours]["arbiter_error"] = _in_short(error)
+        return
+    finally:
+        _free(device)
+    case.rows[case.ours] |= {
         "largest_score_difference_float32": float(np.abs(got - expected).max()),
         "largest_difference_from_float64_float32": float(np.abs(got - exact).max()),
         "huggingface_largest_difference_from_float64_float32": float(np.abs(expected - exact).max()),
@@ -337,9 +348,19 @@ class _HuggingFaceLoop:
         """ALT minus REF log-likelihoods of whole windows."""
         return self._scores(self.chosen, pairs, batch_tokens, ref_once)
 
-    def float64_scores(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """The scores with every step in float64, one window at a time."""
-        return self._scores(in_float64(self.chosen), pairs, len(pairs[0].ref), True)
+    def float64_scores(self, pairs: Sequence[Pair], deadline: float) -> np.ndarray:
+        """The scores of as many pairs as there is time for, with every step in float64."""
+        model = in_float64(self.chosen)
+        known: dict[bytes, float] = {}
+        scores = []
+        for pair in pairs:
+            if time.monotonic() > deadline:
+                break
+            for window in (pair.ref, pair.alt):  # one at a time: all its attention scores exist at once
+                if window.tobytes() not in known:
+                    known[window.tobytes()] = float(_log_likelihoods(model, np.stack([window]))[0])
+            scores.append(known[pair.alt.tobytes()] - known[pair.ref.tobytes()])
+        return np.array(scores)
 
     def float32_scores(self, pairs: Sequence[Pair]) -> np.ndarray:
         """The scores of a copy that computes in float32."""
@@ -353,7 +374,6 @@ class _HuggingFaceLoop:
         assert self.choice is not None, "choose_experts comes first"
         return self.models[self.choice]
 
-    @torch.inference_mode()
     def _scores(self, model: Any, pairs: Sequence[Pair], batch_tokens: int, ref_once: bool) -> np.ndarray:
         windows = [pair.alt for pair in pairs]
         place: dict[bytes, int] = {}
@@ -365,15 +385,18 @@ class _HuggingFaceLoop:
                 windows.append(pair.ref)
             ref_at.append(place[key])
         size = max(1, batch_tokens // len(windows[0]))
-        sums = []
-        for start in range(0, len(windows), size):
-            ids = torch.from_numpy(np.stack(windows[start : start + size])).to(model.device).long()
-            logits = model(input_ids=ids, use_cache=False).logits
-            logits = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
-            log_p = F.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
-            sums.append(log_p.double().sum(1))
-        likelihood = torch.cat(sums).cpu().numpy()
+        batches = [np.stack(windows[start : start + size]) for start in range(0, len(windows), size)]
+        likelihood = torch.cat([_log_likelihoods(model, batch) for batch in batches]).cpu().numpy()
         return likelihood[: len(pairs)] - likelihood[ref_at]
+
+
+@torch.inference_mode()
+def _log_likelihoods(model: Any, windows: np.ndarray) -> torch.Tensor:
+    """log p of whole windows [B, L], summed in float64 over logits' softmax in float32, or float64 for such a model."""
+    ids = torch.from_numpy(windows).to(model.device).long()
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return F.log_softmax(logits.to(wide), dim=-1).gather(-1, ids[:, 1:, None])[..., 0].double().sum(1)
 
 
 def _model(config: ModelConfig, device: str, dtype: torch.dtype) -> GenoMoEModel:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,8 +13,10 @@ pytest.importorskip("transformers")
 
 import transformers
 
+from genomoe.bench import scoring
 from genomoe.bench.arbiter import in_float64
 from genomoe.bench.scoring import ScoringCase, run_scoring, scoring_cases
+from genomoe.inference.engine import Pair
 from genomoe.model.config import ModelConfig
 
 TINY = ModelConfig(
@@ -89,6 +93,34 @@ def test_a_spent_budget_is_recorded():
     rows = run_scoring("cpu", cases=[case], repeats=1, time_budget=1e-9)
     assert len(rows) == 3
     assert all("time budget" in row["error"] for row in rows)
+
+
+def test_rows_are_reported_before_the_arbiter_starts(monkeypatch):
+    case = ScoringCase(name="toy", model=TINY, window=64, window_mode="centred", scattered=4)
+    reports: list[list[dict]] = []
+
+    def failing(self, pairs, deadline):
+        assert [row["seconds"] > 0 for row in reports[-1]] == [True] * 3, "all that was timed is safe"
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(scoring._HuggingFaceLoop, "float64_scores", failing)
+    rows = run_scoring("cpu", cases=[case], repeats=1, report=lambda rows: reports.append([*rows]))
+    assert rows[-1]["arbiter_error"] == "RuntimeError: out of memory"
+
+
+def test_the_arbiter_stops_when_its_time_is_over():
+    torch.manual_seed(0)
+    loop = object.__new__(scoring._HuggingFaceLoop)
+    config = transformers.MixtralConfig(
+        vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )  # fmt: skip
+    loop.models, loop.choice = {"eager": transformers.MixtralForCausalLM(config).eval()}, "eager"
+    ids = torch.randint(4, 8, (2, 30), dtype=torch.uint8).numpy()
+    pair = Pair(ref=ids[0], alt=ids[1], first=0, end=30, ref_after=1, alt_after=1)
+    assert len(loop.float64_scores([pair] * 3, deadline=time.monotonic() - 1)) == 0
+    assert len(loop.float64_scores([pair] * 3, deadline=time.monotonic() + 60)) == 3
 
 
 def test_cases_cover_both_goals():
