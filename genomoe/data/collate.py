@@ -27,7 +27,7 @@ SOFT = 128
 """Added to the id of a soft-masked base to make its code."""
 KMER_BITS = 17
 """Bits of a k-mer's code that hold its id: the ids of 8-mers are below 2^17."""
-CACHEFUL = 1 << 15
+CACHEFUL = 1 << 16
 """Bases encoded or widened at a time, so that what lies between stays in a core's cache."""
 
 
@@ -83,7 +83,7 @@ class Batch:
 
     @property
     def labels(self) -> Tensor:
-        """int64 (as PyTorch's losses want them), same shape."""
+        """int32, same shape; PyTorch's own losses want them ``.long()``."""
         return self._widened.labels
 
     @property
@@ -145,7 +145,7 @@ def widen_anywhere(codes: Tensor, cu_seqlens: Tensor | None, coding: Coding) -> 
         positions = torch.arange(len(codes), dtype=torch.int32, device=codes.device) - starts
     return Widened(
         tokens=(codes & coding.mask).int(),
-        labels=(following & coding.mask).long(),
+        labels=(following & coding.mask).int(),
         weights=_weight_table(coding, codes.device)[(following >> coding.shift).long()],
         position_ids=positions,
     )
@@ -161,7 +161,7 @@ def widen_on_cpu(codes: Tensor, cu_seqlens: Tensor | None, coding: Coding) -> Wi
     if room > size:
         flat = np.append(flat, flat[:1])
     pairs = _weight_pairs(coding)
-    tokens, targets = POOL.empty(room, np.int32), POOL.empty(room + 1, np.int64)
+    tokens, targets = POOL.empty(room, np.int32), POOL.empty(room + 1, np.int32)
     target_weights = POOL.empty(room + 2, np.float32)
     for start in range(0, room, CACHEFUL):
         here = slice(start, min(start + CACHEFUL, room))

@@ -25,7 +25,7 @@ class Logged(lightning.LightningModule):
 
     def training_step(self, batch, step):
         logits = self.table(batch.tokens)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten().long(), reduction="none")
         loss = (loss * batch.weights.flatten()).sum() / batch.weights.sum()
         digest = hashlib.sha256()
         for tensor in (batch.tokens, batch.labels, batch.weights, batch.index):
