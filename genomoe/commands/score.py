@@ -53,7 +53,7 @@ def run(
             reference=resolve_path(reference),
             key=info_key,
             restart=restart,
-            progress=lambda done, total: bar.update(task, description="scoring", completed=done, total=total),
+            progress=lambda phase, done, total: bar.update(task, description=phase, completed=done, total=total),
         )
     if summary is not None:
         for line in [*summary_lines(summary), f"written: {out}"]:

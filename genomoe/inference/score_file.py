@@ -26,8 +26,8 @@ from genomoe.inference.scoring import VariantScorer
 
 __all__ = ["FileSummary", "score_file"]
 
-Progress = Callable[[int, int], None]
-"""`(rows done, rows in all)`."""
+Progress = Callable[[str, int, int | None], None]
+"""`(what is being done, rows done, rows in all if known)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +65,23 @@ def score_file(
         key: name of the INFO field or column.
         chunk_rows: rows scored and saved at a time.
         restart: forget an unfinished run.
-        progress: called after each chunk and now and then while writing.
+        progress: called after each chunk, when the input is checked, scored and written.
+
+    Raises GenoMoEError for an output that cannot be written, the input itself among them, for what the options make an
+    error in a row, and for an unfinished run of another job.
     """
     started = time.monotonic()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     output = Path(output)
     if restart and world > 1:
         raise GenoMoEError(f"With several processes remove .{output.name}.scoring yourself instead of --restart.")
+    if output.exists() and output.samefile(source.path):
+        raise GenoMoEError(f"The output {output} is the input itself: give it a name of its own.")
     description = scorer.options.description
     with open_output(output, source, key=key, description=description) as trial:
         trial.discard()  # a wrong name, folder or key is found before anything is computed
-    total = _check_all(scorer, source)
+    tell = progress or (lambda *_: None)
+    total = _check_all(scorer, source, chunk_rows, tell)
     if rank and rank * chunk_rows >= total:
         return None  # nothing to share with so many processes
     job = {
@@ -94,8 +100,7 @@ def score_file(
             if number % world == rank and number not in journal:
                 scored = scorer.score_rows(rows, str(source.path))
                 journal.append(number, [result for results in scored for result in results])
-            if progress is not None:
-                progress(min(total, (number + 1) * chunk_rows), total)
+            tell("scoring", min(total, (number + 1) * chunk_rows), total)
         if rank != 0:
             return None
         statuses: Counter[str] = Counter()
@@ -108,6 +113,7 @@ def score_file(
                     found = list(itertools.islice(results, len(row.alts)))
                     statuses.update(status.value for _, status in found)
                     writer.write(row, found)
+                tell("writing", min(total, (number + 1) * chunk_rows), total)
         complete = True
     finally:
         journal.close(remove=complete)
@@ -120,14 +126,14 @@ def score_file(
     )
 
 
-def _check_all(scorer: VariantScorer, source: VariantSource) -> int:
-    """Reads the whole file and checks each row but for its bases in the reference; returns the number of
-    rows.
-    """
+def _check_all(scorer: VariantScorer, source: VariantSource, chunk_rows: int, tell: Progress) -> int:
+    """Reads the whole file and checks each row but for its bases in the reference; returns the number of rows."""
     total = 0
-    for total, row in enumerate(source.rows(), start=1):  # noqa: B007
+    for total, row in enumerate(source.rows(), start=1):
         if scorer.options.unknown_contig == "error" and scorer.names.find(row.contig) is None:
             scorer.check(row, row.alts[0], str(source.path))
+        if total % chunk_rows == 0:
+            tell("checking the input", total, None)
     return total
 
 

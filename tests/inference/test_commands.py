@@ -102,6 +102,7 @@ def test_mistakes_are_one_sentence(model, fasta, sequences, tmp_path, capsys):
         (["score", path, *good, "--score", "best"], "one of llr"),
         (["score", tmp_path / "none.vcf", *good], "none.vcf does not exist"),
         (["score", path, *good[:4], "--out", tmp_path / "o.txt"], "must end in .vcf.gz"),
+        (["score", path, *good[:4], "--out", path], "is the input itself"),
         (["score", path, "--reference", fasta, "--model", tmp_path, "--out", "o.tsv"], "not a model folder"),
         (["generate", "hello", "--model", model], "neither a sequence of bases nor a FASTA file"),
         (["mutagenesis", "chr1:1-9999", *good], "does not lie within chr1"),

@@ -212,12 +212,31 @@ def vcf(tmp_path, sequences):
 
 def run(predictor, fasta, vcf, out, **options):
     scorer = predictor.scorer(fasta, window=64, **options)
-    return score_file(scorer, open_variants(vcf), out, model_id="tiny", reference=fasta, chunk_rows=8)
+    told: list[tuple[str, int, int | None]] = []
+    done = score_file(
+        scorer,
+        open_variants(vcf),
+        out,
+        model_id="tiny",
+        reference=fasta,
+        chunk_rows=8,
+        progress=lambda *what: told.append(what),
+    )
+    return done, told
+
+
+def test_progress_goes_through_every_row_in_each_phase(predictor, fasta, vcf, tmp_path):
+    _, told = run(predictor, fasta, vcf, tmp_path / "out.tsv")
+    for phase, total in (("checking the input", None), ("scoring", 52), ("writing", 52)):
+        last = 48 if total is None else 52
+        assert [what for what in told if what[0] == phase] == [
+            (phase, min(done, last), total) for done in range(8, last + 8, 8)
+        ]
 
 
 def test_file_equals_table(predictor, fasta, vcf, tmp_path):
     out = tmp_path / "out.vcf.gz"
-    summary = run(predictor, fasta, vcf, out)
+    summary, _ = run(predictor, fasta, vcf, out)
     assert (summary.rows, summary.alts) == (52, 78)
     assert summary.statuses == {"ok": 52, "alt_symbolic": 26}
     table = predictor.score_variants(vcf, fasta, window=64)
@@ -249,7 +268,7 @@ def test_killed_run_goes_on_with_no_row_lost_or_twice(predictor, fasta, vcf, tmp
     with open(part, "ab") as file:
         file.write(part.read_bytes()[:40])  # a record cut off in the middle
     monkeypatch.undo()
-    summary = run(predictor, fasta, vcf, out)
+    summary, _ = run(predictor, fasta, vcf, out)
     assert summary.resumed_rows == 24
     assert out.read_text() == whole.read_text()
 
@@ -323,13 +342,13 @@ def test_several_processes_share_the_chunks(predictor, fasta, vcf, tmp_path, mon
     run(predictor, fasta, vcf, alone)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert run(predictor, fasta, vcf, out) is None
+    assert run(predictor, fasta, vcf, out)[0] is None
     monkeypatch.setenv("RANK", "0")
-    summary = run(predictor, fasta, vcf, out)
+    summary, _ = run(predictor, fasta, vcf, out)
     assert summary.rows == 52
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "7")
-    assert run(predictor, fasta, vcf, tmp_path / "late.tsv") is None, "the eighth process has none of the seven chunks"
+    assert run(predictor, fasta, vcf, tmp_path / "late.tsv")[0] is None, "seven chunks, none for an eighth process"
     assert not (tmp_path / ".late.tsv.scoring").exists()
     pd.testing.assert_frame_equal(pd.read_csv(out, sep="\t"), pd.read_csv(alone, sep="\t"), atol=1e-5)
 
