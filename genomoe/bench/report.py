@@ -25,6 +25,7 @@ _PACKAGES = (
     "pyfaidx",
     "pysam",
     "biopython",
+    "isal",
 )
 
 
