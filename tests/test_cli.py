@@ -109,6 +109,13 @@ def test_evaluate_of_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is not a run directory" in err
 
 
+def test_a_damaged_run_directory_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("data: [")
+    code, _, err = call("evaluate", str(tmp_path), capsys=capsys)
+    assert code == 1
+    assert "config.yaml is not valid YAML" in err
+
+
 def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("pretrian", capsys=capsys)[0] == 2
     assert call("evaluate", capsys=capsys)[0] == 2

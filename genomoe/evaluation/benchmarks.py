@@ -62,8 +62,11 @@ def load_clinvar(path: str | Path, *, min_stars: int = 1) -> LabelledSet:
 
     class is the first molecular consequence of MC, group the first gene of GENEINFO.
     """
+    source = open_variants(path)
+    if "INFO" not in source.columns:
+        raise GenoMoEError(f"{path} has no INFO column: ClinVar's layout is its VCF; a table is --task table.")
     rows, dropped = [], Counter[str]()
-    for row in open_variants(path).rows():
+    for row in source.rows():
         info = _info(row.fields[7])
         significance = info.get("CLNSIG", "").split(",_")[0].split("|")[0]
         if significance not in PATHOGENIC | BENIGN:

@@ -75,16 +75,25 @@ def to_mixtral_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_REQUIRED = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_local_experts",
+    "num_experts_per_tok", "max_position_embeddings",
+)  # fmt: skip
+
+
 def from_mixtral_config(fields: Mapping[str, Any]) -> ModelConfig:
     """Our configuration of a Mixtral `config.json` (transformers 4 or 5).
 
     Raises:
-        ValueError: not a Mixtral configuration, or a RoPE rule we do not have.
+        ValueError: not a Mixtral configuration, an incomplete one, or a RoPE rule we do not have.
     """
     if fields.get("model_type", "mixtral") != "mixtral":
         raise ValueError(f"config.json describes a {fields['model_type']!r} model, but only 'mixtral' can be imported")
     if fields.get("hidden_act", "silu") != "silu":
         raise ValueError(f"config.json has hidden_act={fields['hidden_act']!r}, but only 'silu' can be imported")
+    missing = [name for name in _REQUIRED if name not in fields]
+    if missing:
+        raise ValueError(f"config.json lacks {', '.join(missing)}: it is no Mixtral configuration, or cut short")
     rope = dict(fields.get("rope_parameters") or {})
     if fields.get("rope_scaling"):
         rope = {**fields["rope_scaling"], **rope}

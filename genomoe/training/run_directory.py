@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -71,7 +72,10 @@ class RunDirectory:
                 f"{self.path} is not a run directory: it holds no config.yaml; give the folder that "
                 "`genomoe pretrain` wrote."
             )
-        config = OmegaConf.load(self.config_file)
+        try:
+            config = OmegaConf.load(self.config_file)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{self.config_file} is not valid YAML: {' '.join(str(error).split())}.") from None
         if not isinstance(config, DictConfig):
             raise ConfigError(f"{self.config_file} does not hold a mapping.")
         return config

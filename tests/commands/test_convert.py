@@ -47,6 +47,12 @@ def test_transformers_opens_the_exported_folder(run: Path, tmp_path: Path, capsy
     assert make_tokenizer(str(tmp_path / "back" / "tokenizer.json")).encode("ACGTN").tolist() == tokens[0].tolist()
 
 
+def test_an_incomplete_configuration_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral", "vocab_size": 16}')
+    code, err = call("import", tmp_path, "--out", tmp_path / "out", capsys=capsys)
+    assert (code, "config.json lacks hidden_size, num_hidden_layers" in err) == (1, True)
+
+
 def test_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     code, err = call("export", tmp_path, "--out", out, capsys=capsys)

@@ -139,3 +139,6 @@ def test_layout_errors(tmp_path):
     path.write_text("chrom\tpos\n1\t5\n")
     with pytest.raises(ValueError, match=r"no column ref, alt, label; it has chrom, pos"):
         load_benchmark("traitgym", path)
+    path.write_text("chrom\tpos\tref\talt\nchr1\t5\tA\tC\n")
+    with pytest.raises(ValueError, match="no INFO column"):
+        load_benchmark("clinvar", path)
