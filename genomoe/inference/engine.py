@@ -3,9 +3,9 @@
 REF and ALT suffixes go through the same kernels, so that where the two agree their rounding agrees too and
 cancels: in bfloat16 a difference of two sums over thousands of positions would else be mostly noise.
 
-A suffix begins at the token before the first difference, which predicts it, or up to `STEP` tokens earlier: then the
-pairs of a window begin at few places and share a launch, and lengths suit the GPU's tiles. What is run before the
-first difference is the same in REF and ALT and never counted.
+A suffix begins at the token before the first difference, which predicts it, or a few tokens earlier (`start_step`):
+then the pairs of a window begin at few places and share a launch, and lengths suit the GPU's tiles. What is run
+before the first difference is the same in REF and ALT and never counted.
 
 A score depends on its own pair alone. Batches only change which rows a matrix product holds, so in float32
 the same pair scores the same within the product's rounding (about 1e-6), and bit for bit with
@@ -45,9 +45,14 @@ SCORES = {
 }
 """Every score by name, with its formula and sign."""
 
-STEP = {"cpu": 8}
-"""Suffixes start at multiples of this many tokens of their window; 128 where the device is not named, the tile of
-cuDNN's attention, which is a tenth slower where the keys do not fill their last one."""
+
+def start_step(length: int) -> int:
+    """Suffixes start at multiples of so many tokens of a window of `length`: a power of two, a 64th of it at most.
+
+    So what is run in vain stays about a hundredth. 128 suffices: the tile of cuDNN's attention on a GPU, which is a
+    tenth slower where the keys do not fill their last one.
+    """
+    return min(128, 1 << max(0, (length // 64).bit_length() - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +140,6 @@ class PairScorer:
         self.device = model.embed.weight.device
         one_launch = LARGEST // model.layers[0].attention.qkv.weight.shape[0]
         self.batch_tokens = batch_tokens or (16384 if self.device.type == "cpu" else min(262144, one_launch))
-        self.step = STEP.get(self.device.type, 128)
         self.batch_pairs = batch_pairs
 
     def __call__(self, pairs: Sequence[Pair]) -> np.ndarray:
@@ -155,7 +159,8 @@ class PairScorer:
 
     def _window(self, pairs: Sequence[Pair], members: list[int]) -> Window:
         """A window with the suffixes its pairs need: from before the first difference to the last token read."""
-        step, ref = self.step, pairs[members[0]].ref
+        ref = pairs[members[0]].ref
+        step = start_step(len(ref))
         begins, ends = [], []
         for index in members:
             pair = pairs[index]

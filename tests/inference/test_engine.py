@@ -82,8 +82,12 @@ def test_shared_prefix_equals_whole_sequences(kind, changes):
 def test_where_suffixes_start_does_not_matter(kind, step, monkeypatch):
     model, pairs = tiny_model(), make_pairs(1)
     expected = PairScorer(model, kind, unk_id=UNK)(pairs)
-    monkeypatch.setitem(engine.STEP, "cpu", step)
+    monkeypatch.setattr(engine, "start_step", lambda length: step)
     np.testing.assert_allclose(PairScorer(model, kind, unk_id=UNK)(pairs), expected, atol=1e-5, rtol=0)
+
+
+def test_suffixes_start_little_earlier_than_they_must():
+    assert [engine.start_step(length) for length in (1, 100, 512, 600, 4096, 8192, 10**6)] == [1, 1, 8, 8, 64, 128, 128]
 
 
 def test_batches_are_even_and_hold_every_suffix_once():
@@ -101,7 +105,7 @@ def test_batches_are_even_and_hold_every_suffix_once():
     scorer = PairScorer(model, "llr", unk_id=UNK, batch_tokens=700)
     seen: list[int] = []
     window_batches = list(scorer._window_batches(pairs))
-    assert [len(found) for found in window_batches] == [5, 5], "prefixes of 104 tokens, of which six fill a batch"
+    assert [len(found) for found in window_batches] == [5, 5], "prefixes of 108 tokens, of which six fill a batch"
     for found in window_batches:
         batches = list(scorer._suffix_batches(found))
         tokens = [sum(len(suffix) for _, suffixes in batch for suffix in suffixes) for batch in batches]
