@@ -17,11 +17,13 @@ def run(
 ) -> None:
     """Compose pretrain.yaml with `overrides` and print its predicted cost."""
     from genomoe.training.optim import OptimConfig
+    from genomoe.training.parallel import ParallelConfig
     from genomoe.training.precision import PrecisionConfig
     from genomoe.training.run import kernel_options, model_config
 
     config = compose_config("pretrain", overrides)
     precision = PrecisionConfig.from_config(config.precision, where="precision")
+    parallel = ParallelConfig.from_config(config.parallel, where="parallel")
     model = model_config(config, make_tokenizer(config.data.tokenizer).vocab_size)
     figures = predict(
         model,
@@ -30,6 +32,7 @@ def run(
         precision=precision,
         kernels=kernel_options(config, precision),
         optim=OptimConfig.from_config(config.optim, where="optim"),
+        shards=parallel.shards(config.trainer.devices * config.trainer.num_nodes),
         gpu=gpu,
         memory_gib=memory_gib,
         find_context=find_context,
@@ -50,6 +53,7 @@ def predict(
     precision: Any,
     kernels: Any,
     optim: Any,
+    shards: int,
     gpu: str | None,
     memory_gib: float | None,
     find_context: bool,
@@ -64,7 +68,7 @@ def predict(
     if device is not None and memory_gib is not None:
         device = dataclasses.replace(device, memory_bytes=memory_gib * planning.GIB)
     shape = planning.step_shape(
-        context=context, batch_size=batch_size, precision=precision, kernels=kernels, optim=optim
+        context=context, batch_size=batch_size, precision=precision, kernels=kernels, optim=optim, shards=shards
     )
     cost = planning.plan(model, shape, device)
     usable = device.usable_bytes if device else (memory_gib or 0) * planning.GIB
@@ -75,6 +79,7 @@ def predict(
         "flops_per_token_by_part": dict(cost.flops_per_token),
         "context": context,
         "tokens_per_step": shape.tokens,
+        "shards": shape.shards,
         "activation_policy": shape.policy,
         "memory_bytes": dict(cost.memory),
         "total_bytes": cost.peak_bytes,

@@ -37,6 +37,7 @@ def save_pretrained(
     tokenizer: Mapping[str, Any],
     folder: str | os.PathLike[str],
     *,
+    state: Mapping[str, Tensor] | None = None,
     card: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model folder; loading it gives bit-identical weights.
@@ -45,6 +46,7 @@ def save_pretrained(
         model: its weights may be of any floating dtype, which is kept.
         tokenizer: plain JSON-ready values.
         folder: made, or replaced if it is a model folder already.
+        state: the model's weights, where its own are divided over processes; None: its own.
         card: what the model card says: key and value per line, for example what it was trained on.
 
     Raises:
@@ -52,7 +54,8 @@ def save_pretrained(
     """
     with _new_folder(Path(folder)) as new:
         weights = new / "model.safetensors"
-        save_file(_own_tensors(model.state_dict(), model.config.tie_embeddings), weights, {"format": "pt"})
+        state = model.state_dict() if state is None else state
+        save_file(_own_tensors(state, model.config.tie_embeddings), weights, {"format": "pt"})
         config = {
             "format": "genomoe-model",
             "format_version": FORMAT_VERSION,

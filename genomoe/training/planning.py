@@ -11,7 +11,7 @@ moments where a step can peak:
 * `first layer`: the last to go backward: all gradients, and one layer's activations and transients.
 
 Step time is a roofline: products and attention at the parts of the device's peak that `Device` states, passes over
-memory and the optimizer at its bandwidth, nothing overlapped.
+memory and the optimizer at its bandwidth, nothing overlapped; what several devices tell each other is not counted.
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ class StepShape:
     """Of an activation."""
     optimizer: bool = True
     """With AdamW's two moments."""
+    shards: int = 1
+    """Devices over which weights, gradients and moments are divided (`parallel=fsdp`)."""
 
     @property
     def tokens(self) -> int:
@@ -265,19 +267,28 @@ def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int]
     parts = model.parameters_by_part()
     total, router = sum(parts.values()), parts["router"]
     w, T, L, D, e = shape.weight_bytes, shape.tokens, model.num_layers, model.hidden_size, shape.compute_bytes
+    n = shape.shards
 
     def stored(count: float, routers: float) -> int:
-        return int((count - routers) * w + routers * 4)
+        return int((count - routers) * w + routers * 4) // n
 
     per_layer = (total - parts["embedding"] - parts["head"] - D) / L
+    experts = parts["experts"] / L
     fixed = {"weights": stored(total, router)}
+    if n > 1:
+        # embedding and head, the layer that runs, the next on its way, and a layer's gradients on theirs
+        layer = (per_layer - experts) * w + experts * e
+        fixed["weights and gradients not divided"] = int((total - per_layer * L) * w + 2 * layer + per_layer * w)
     if shape.optimizer:
         moment_bytes = shape.moment_bytes
-        fixed["optimizer moments"] = int(2 * (stored(total, router) if moment_bytes is None else moment_bytes * total))
+        each = stored(total, router) if moment_bytes is None else moment_bytes * total / n
+        fixed["optimizer moments"] = int(2 * each)
     if shape.weight_bytes != shape.compute_bytes:
         # autograd keeps the cast weights of every layer, unless layers run again
         layers = 1 if ActivationPolicy.parse(shape.policy).base == "layer" else L
-        fixed["weights cast for the products"] = int(per_layer * layers * e)
+        # (divided experts are gathered as they are multiplied)
+        cast = per_layer if n == 1 else per_layer - experts
+        fixed["weights cast for the products"] = int(cast * layers * e)
     fixed["RoPE table"] = shape.context * model.head_size * 4
 
     saved = layer_saved_bytes(model, shape) * T
@@ -294,7 +305,7 @@ def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int]
             fetched = int(T * D * MX) if "mxfp8" in policy.store else block
     recipes = policy.base == "mlp"
     experts_kept = T * _experts_saved_bytes(model, shape, "recompute" if recipes else shape.kernels.save)
-    layer_experts = stored(parts["experts"] / L, 0)
+    layer_experts = int(experts * w)
     transient = max(
         # gradients of the layer's output and of the experts' input, and that input if it is made again
         (3 if recipes else 2) * block + _experts_transient_bytes(model, shape),
@@ -376,7 +387,7 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
     )
     attention = sum(_attention_seconds(model, shape, device, model.layer_window(layer)) for layer in range(L))
     streams = STREAMS * (1.25 if policy.base == "layer" else 1.0)
-    optimizer = 7 * model.num_parameters() * shape.weight_bytes if shape.optimizer else 0
+    optimizer = 7 * model.num_parameters() * shape.weight_bytes / shape.shards if shape.optimizer else 0
     moved = {"offload": 2 * e * D * T * L / 50e9, "mxfp8+offload": 2 * MX * D * T * L / 50e9}
     return {
         "experts": T * (parts["experts"] * experts / expert_rate + parts["shared_experts"] * products / bf16)
@@ -394,7 +405,13 @@ def step_seconds(model: ModelConfig, shape: StepShape, device: Device) -> dict[s
 
 
 def step_shape(
-    *, context: int, batch_size: int, precision: PrecisionConfig, kernels: KernelOptions, optim: OptimConfig
+    *,
+    context: int,
+    batch_size: int,
+    precision: PrecisionConfig,
+    kernels: KernelOptions,
+    optim: OptimConfig,
+    shards: int = 1,
 ) -> StepShape:
     """The shape of a training step on `batch_size` windows of `context` tokens under a run's settings."""
     return StepShape(
@@ -405,6 +422,7 @@ def step_shape(
         weight_bytes=BYTES[precision.parameters],
         moment_bytes=INT8_MOMENT if optim.moments == "int8" else None,
         compute_bytes=BYTES[precision.compute],
+        shards=shards,
     )
 
 
@@ -504,8 +522,8 @@ def require_fit(model: ModelConfig, shape: StepShape, device: Device) -> None:
         advice = f"the fastest setting predicted to fit is {overrides_of(better)}"
     else:
         advice = (
-            "no activation policy makes it fit: shorten data.context_length, lower data.batch_size or spread the "
-            "run over more devices"
+            "no activation policy makes it fit: shorten data.context_length, lower data.batch_size or divide the "
+            "model over (more) devices with parallel=fsdp"
         )
     raise ConfigError(
         f"a step of {shape.batch} x {shape.context} tokens is predicted to need {peak / GIB:.1f} GiB of the "

@@ -37,11 +37,16 @@ class PrecisionConfig(Options):
         """Torch's name for `parameters`."""
         return DTYPES[self.parameters]
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Torch's name for `compute`."""
+        return DTYPES[self.compute]
+
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """The region in which a forward pass runs: autocast where `compute` is lower than `parameters`."""
         if self.compute == self.parameters:
             return nullcontext()
-        return torch.autocast(device.type, DTYPES[self.compute])
+        return torch.autocast(device.type, self.compute_dtype)
 
     def check(self, device: torch.device) -> None:
         """Raise ConfigError if `device` cannot run it, naming what it can."""

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from genomoe.data.collate import Batch
 from genomoe.genome.errors import GenoMoEError
-from genomoe.model.moe import Routing, router_losses
+from genomoe.model.moe import router_losses
 from genomoe.model.transformer import GenoMoEModel, ModelOutput
+from genomoe.parallel.sharding import local, whole
+from genomoe.parallel.strategy import ShardedStrategy
 from genomoe.training.losses import NATS_PER_BIT, LossOutput, next_token_loss
 from genomoe.training.metrics import BitsPerBase
 from genomoe.training.optim import OptimConfig, make_optimizer, make_schedule
@@ -51,6 +53,11 @@ class CausalModule(lightning.LightningModule):
         self.tokens_seen = 0
         self._last: dict[str, Any] = {}
         self._clock = (0.0, 0)
+
+    def configure_model(self) -> None:
+        """Divide the weights over the devices, where the strategy does so."""
+        if isinstance(self.trainer.strategy, ShardedStrategy):
+            self.trainer.strategy.shard(self.model)
 
     # ---- what one batch costs ----------------------------------------------------------------------------
 
@@ -130,7 +137,7 @@ class CausalModule(lightning.LightningModule):
     ) -> None:
         """Clip the global norm; stop if it is not finite, before the update spoils the weights."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         if not torch.isfinite(norm):
             raise NonFiniteError(self._describe_non_finite())
         if self.gradient_clip > 0:
@@ -156,14 +163,22 @@ class CausalModule(lightning.LightningModule):
         self._clock = (time.perf_counter(), self.tokens_seen)
 
     def _training_row(self) -> dict[str, float]:
+        """The figures of the last batch of all ranks."""
         loss: LossOutput = self._last["loss"]
+        sums = [loss.weighted_nats_sum, loss.weight_sum, loss.nats_sum, loss.count]
+        weighted_nats, weight, nats, count = _sum_over_ranks(torch.stack(sums).double()).tolist()
+        router = _sum_over_ranks(torch.stack([value.detach() for value in self._last["router"].values()]))
+        counts_LE = _sum_over_ranks(torch.stack([layer.stats.counts_E.float() for layer in self._last["routing"]]))
         seconds, tokens = time.perf_counter() - self._clock[0], self.tokens_seen - self._clock[1]
         self._clock = (time.perf_counter(), self.tokens_seen)
         row = {
-            "train/loss": float(loss.loss.detach()),
-            "train/bits_per_base": float(loss.nats_sum / loss.count.clamp_min(1)) / NATS_PER_BIT,
-            **{f"train/router_{name}": float(value.detach()) for name, value in self._last["router"].items()},
-            "train/expert_load_max": max(_relative_load(layer) for layer in self._last["routing"]),
+            "train/loss": weighted_nats / weight if weight else 0.0,
+            "train/bits_per_base": nats / max(count, 1) / NATS_PER_BIT,
+            **{
+                f"train/router_{name}": value / self.trainer.world_size
+                for name, value in zip(self._last["router"], router.tolist(), strict=True)
+            },
+            "train/expert_load_max": float((counts_LE.amax(1) / counts_LE.mean(1).clamp_min(1e-9)).max()),
             "train/grad_norm": float(self._last["grad_norm"]),
             "train/learning_rate": float(self.trainer.optimizers[0].param_groups[0]["lr"]),
             "train/tokens_seen": self.tokens_seen,
@@ -208,16 +223,11 @@ def _sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def _relative_load(layer: Routing) -> float:
-    """Tokens of the busiest expert over the mean: 1 when balanced, E when all go to one."""
-    counts_E = layer.stats.counts_E
-    return float(counts_E.max() / counts_E.float().mean().clamp_min(1e-9))
-
-
 def first_non_finite(model: nn.Module, compute: Any) -> str:
     """Name of the first module whose output is not finite when `compute()` runs, or of what else is."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+    parameters = list(model.named_parameters())  # before the forward pass gathers those that are divided over ranks
+    for name, parameter in parameters:
+        if not torch.isfinite(local(parameter)).all():
             return f"parameter {name}"
     found: list[str] = []
 
@@ -240,8 +250,8 @@ def first_non_finite(model: nn.Module, compute: Any) -> str:
     if not torch.isfinite(loss):
         return "the loss"
     # The backward pass runs from the last parameter to the first, and what follows the culprit is spoilt too.
-    for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+    for name, parameter in reversed(parameters):
+        if parameter.grad is not None and not torch.isfinite(local(parameter.grad)).all():
             return f"the gradient of {name}"
     return "the sum of the squared gradients, which overflows"
 

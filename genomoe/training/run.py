@@ -17,6 +17,7 @@ import lightning
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 
@@ -26,11 +27,13 @@ from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
 from genomoe.model.pretrained import save_pretrained
 from genomoe.model.transformer import GenoMoEModel
+from genomoe.parallel.sharding import gather
 from genomoe.training.callbacks import Interrupted
 from genomoe.training.checkpoint import AtomicCheckpointIO
 from genomoe.training.metrics_log import MetricsCsv
 from genomoe.training.optim import OptimConfig, require_available
 from genomoe.training.options import ConfigError, Options
+from genomoe.training.parallel import ParallelConfig
 from genomoe.training.planning import Device, require_fit, step_shape
 from genomoe.training.precision import PrecisionConfig
 from genomoe.training.pretrain import CausalModule
@@ -54,8 +57,6 @@ class TrainerConfig(Options):
     """Devices of one node."""
     num_nodes: int = 1
     """Nodes."""
-    strategy: str = "auto"
-    """Lightning's strategy: auto, or ddp for several devices."""
     gradient_clip_val: float = 1.0
     """Largest global gradient norm; 0 does not clip."""
     accumulate_grad_batches: int = 1
@@ -80,6 +81,11 @@ class TrainerConfig(Options):
             available = torch.cuda.device_count()
             self.require(available > 0, "accelerator", "cpu, because torch sees no CUDA device here")
             self.require(self.devices <= available, "devices", f"at most {available}, what torch sees here")
+
+    @property
+    def ranks(self) -> int:
+        """Processes in all, one a device."""
+        return self.devices * self.num_nodes
 
     @property
     def root_device(self) -> torch.device:
@@ -131,11 +137,14 @@ def pretrain(config: DictConfig) -> RunResult:
     require_available(optim)
     precision = PrecisionConfig.from_config(config.precision, where="precision")
     precision.check(trainer_config.root_device)
+    parallel = ParallelConfig.from_config(config.parallel, where="parallel")
+    parallel.check(trainer_config.ranks, optim)
     seed_everything(config.seed)
     data = load_data(config)
     data.setup()
     warn_of_repeated_contigs(data)
-    refuse_if_too_large(config, data.tokenizer, precision, optim, trainer_config)
+    shards = parallel.shards(trainer_config.ranks)
+    refuse_if_too_large(config, data.tokenizer, precision, optim, trainer_config.root_device, shards)
     model = make_model(config, data.tokenizer, precision)
     run, checkpoint = open_run(config)
     if config.start_from is not None and checkpoint is None:
@@ -149,10 +158,12 @@ def pretrain(config: DictConfig) -> RunResult:
         gradient_clip=trainer_config.gradient_clip_val,
     )
     write_provenance(run, config)
-    trainer = fit(module, data, config, trainer_config, checkpoint)
+    strategy = parallel.lightning_strategy(trainer_config.ranks, precision)
+    trainer = fit(module, data, config, trainer_config, strategy, checkpoint)
+    state = gather(model.state_dict(), keep=trainer.is_global_zero)
     seconds = time.perf_counter() - started
     if trainer.is_global_zero:
-        save_pretrained(model, data.tokenizer.to_dict(), run.model, card=_card(config, trainer, module))
+        save_pretrained(model, data.tokenizer.to_dict(), run.model, state=state, card=_card(config, trainer, module))
     return RunResult(
         run=run,
         steps=trainer.global_step,
@@ -243,13 +254,18 @@ def make_model(config: DictConfig, tokenizer: Any, precision: PrecisionConfig) -
 
 
 def refuse_if_too_large(
-    config: DictConfig, tokenizer: Any, precision: PrecisionConfig, optim: OptimConfig, trainer_config: TrainerConfig
+    config: DictConfig,
+    tokenizer: Any,
+    precision: PrecisionConfig,
+    optim: OptimConfig,
+    root_device: torch.device,
+    shards: int = 1,
 ) -> None:
     """Raise ConfigError before anything is allocated if a step is predicted not to fit the GPU.
 
     The message names the cheapest activation policy that would.
     """
-    device = Device.detect() if trainer_config.root_device.type == "cuda" else None
+    device = Device.detect() if root_device.type == "cuda" else None
     if device is not None:
         kernels = kernel_options(config, precision)
         shape = step_shape(
@@ -258,6 +274,7 @@ def refuse_if_too_large(
             precision=precision,
             kernels=kernels,
             optim=optim,
+            shards=shards,
         )
         require_fit(model_config(config, tokenizer.vocab_size), shape, device)
 
@@ -267,6 +284,7 @@ def fit(
     data: lightning.LightningDataModule,
     config: DictConfig,
     trainer_config: TrainerConfig,
+    strategy: str | Strategy = "auto",
     checkpoint: Path | None = None,
 ) -> lightning.Trainer:
     """Run Lightning's loop with the callbacks and loggers of `config`; returns the trainer when it is done."""
@@ -282,7 +300,7 @@ def fit(
             accelerator=trainer_config.root_device.type,
             devices=trainer_config.devices,
             num_nodes=trainer_config.num_nodes,
-            strategy=trainer_config.strategy,
+            strategy=strategy,
             max_steps=trainer_config.max_steps,
             max_epochs=-1,
             gradient_clip_val=trainer_config.gradient_clip_val or None,
@@ -371,6 +389,8 @@ def quiet_lightning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        # FSDP2 of the model's output, which nothing changes in place
+        warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
         try:
             yield
         except SystemExit:

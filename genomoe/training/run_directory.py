@@ -21,7 +21,7 @@ from genomoe.training.options import ConfigError
 
 RESUME_CHOICES = ("auto", "always", "never")
 # Settings that change where and how a run computes, but not what.
-_FREE_KEYS = ("resume", "overwrite", "evaluate", "paths", "logger", "callbacks", "name", "data.num_workers")
+_FREE_KEYS = ("resume", "overwrite", "evaluate", "paths", "logger", "callbacks", "name", "data.num_workers", "parallel")
 
 
 @dataclasses.dataclass(frozen=True)

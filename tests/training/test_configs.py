@@ -12,6 +12,7 @@ from genomoe.genome.alphabet import make_tokenizer
 from genomoe.training.compose import CONFIG_DIR, choices, compose_config
 from genomoe.training.optim import OptimConfig
 from genomoe.training.options import ConfigError
+from genomoe.training.parallel import ParallelConfig
 from genomoe.training.precision import PrecisionConfig
 from genomoe.training.run import TrainerConfig, kernel_options, model_config
 
@@ -22,6 +23,7 @@ PRETRAIN_GROUPS = (
     "optim",
     "precision",
     "activation",
+    "parallel",
     "callbacks",
     "logger",
     "paths",
@@ -38,6 +40,7 @@ def test_every_choice_composes_and_is_accepted(group: str, name: str, monkeypatc
     assert OmegaConf.is_struct(config)
     TrainerConfig.from_config(config.trainer, where="trainer")
     OptimConfig.from_config(config.optim, where="optim")
+    ParallelConfig.from_config(config.parallel, where="parallel")
     precision = PrecisionConfig.from_config(config.precision, where="precision")
     kernel_options(config, precision)
     model_config(config, make_tokenizer(config.data.tokenizer).vocab_size)

@@ -46,6 +46,20 @@ def test_fixed_memory_is_weights_and_moments() -> None:
     assert memory["optimizer moments"] == 2 * memory["weights"]
 
 
+@pytest.mark.parametrize(("weight_bytes", "policy"), [(2, "none"), (4, "none"), (4, "layer")])
+def test_weights_and_moments_are_divided_over_shards(weight_bytes: int, policy: str) -> None:
+    one = dataclasses.replace(shape(policy=policy), weight_bytes=weight_bytes)
+    whole, shared = (dict(memory_at_peak(GENOS, dataclasses.replace(one, shards=n))[0]) for n in (1, 8))
+    for name in ("weights", "optimizer moments"):
+        assert shared[name] == pytest.approx(whole[name] / 8, rel=1e-6)
+    moved = shared["weights and gradients not divided"]
+    layer = GENOS.num_parameters() / GENOS.num_layers
+    assert 2 * layer * 2 < moved < 5 * layer * weight_bytes  # at least two gathered layers in bfloat16
+    assert shared.get("weights cast for the products", 0) <= 0.1 * whole.get("weights cast for the products", 0)
+    eight = dataclasses.replace(one, shards=8)
+    assert sum(whole.values()) > peak(eight) > peak(dataclasses.replace(one, shards=64))
+
+
 def test_a_layer_keeps_what_the_policy_says() -> None:
     D = GENOS.hidden_size
     qkv, out = 2 * 2048, 2 * 1024

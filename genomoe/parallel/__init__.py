@@ -1,0 +1,1 @@
+"""Training divided over several devices."""
