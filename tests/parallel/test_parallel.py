@@ -58,6 +58,13 @@ SMALL = (
 LINEAR = ("data.batch_size=4", "data.soft_mask_weight=1.0", "model.aux_loss_coef=0")
 ONE_OF_TWO = (*LINEAR, "parallel=single", "trainer.accumulate_grad_batches=2")
 TWO = ("trainer.devices=2", "data.batch_size=4")
+OPTIONS = (
+    "+model.tie_embeddings=true",
+    "+model.num_shared_experts=1",
+    "+model.qk_norm=true",
+    "+model.router_scores=sigmoid",
+    "+model.router_bias_balancing=true",
+)
 LOW = ("precision=bf16", "activation=layer")
 LOWER = ("precision=bf16", "precision.parameters=bfloat16", "activation=mlp", "optim.learning_rate=0.05")
 
@@ -114,11 +121,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of finished runs; their names say how they were made."""
     folder = tmp_path_factory.mktemp("runs")
     train(folder / "single", "data.batch_size=8")
+    train(folder / "single-options", *OPTIONS, "data.batch_size=8")
     train(folder / "single-linear", *ONE_OF_TWO)
     interrupted_at(RESUMED, folder / "single-linear", folder / "single-to-fsdp")
     jobs = {
         "ddp": ("parallel=ddp",),
         "fsdp": ("parallel=fsdp", "+callbacks.shards._target_=train_jobs.RequireShards"),
+        "fsdp-options": ("parallel=fsdp", *OPTIONS, "activation=layer_attention"),
         "ddp-bf16": ("parallel=ddp", *LOW),
         "fsdp-bf16": ("parallel=fsdp", *LOW),
         "ddp-bf16-weights": ("parallel=ddp", *LOWER),
@@ -159,12 +168,12 @@ def assert_same_losses(got: Path, wanted: Path, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_train_the_same_model_as_one(parallel: str, runs: Path) -> None:
+@pytest.mark.parametrize(("two", "one"), [("ddp", "single"), ("fsdp", "single"), ("fsdp-options", "single-options")])
+def test_two_processes_train_the_same_model_as_one(two: str, one: str, runs: Path) -> None:
     """A mean or a norm over one rank's share would show: every update is clipped, by the norm over all shards."""
-    assert (pd.read_csv(runs / "single" / "metrics.csv")["train/grad_norm"] > 1.0).all()
-    assert_same_losses(runs / parallel, runs / "single", 1e-5)
-    assert_same_updates(runs / parallel, runs / "single", 1e-5)
+    assert (pd.read_csv(runs / one / "metrics.csv")["train/grad_norm"] > 1.0).all()
+    assert_same_losses(runs / two, runs / one, 1e-5)
+    assert_same_updates(runs / two, runs / one, 1e-5)
 
 
 @pytest.mark.slow
