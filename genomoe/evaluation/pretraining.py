@@ -47,6 +47,8 @@ class Report:
     """Bits per base of orders 0, 1, ... on the held-out part of the training data."""
     markov_bases: int
     """Training bases the Markov models counted (one strand; both are counted)."""
+    environment: Mapping[str, Any]
+    """Date, command, versions and hardware, taken once, so that every copy of the report says the same."""
 
     def table(self) -> pd.DataFrame:
         """One row a model, best first; columns `model`, `bits_per_base`, `bits_per_base_weighted`, `bases`."""
@@ -78,7 +80,7 @@ class Report:
                 "markov_low": {"order": LOW_ORDER, **scores.pop("markov_low")},
                 **scores,
             },
-            "environment": environment(),
+            "environment": dict(self.environment),
         }
 
 
@@ -149,6 +151,7 @@ def evaluate_run(
         markov_order=markov.order,
         markov_selection=markov.selection_bits,
         markov_bases=sum(len(codes) for codes in training),
+        environment=environment(),
     )
 
 

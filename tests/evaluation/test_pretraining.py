@@ -111,6 +111,14 @@ def test_evaluate_command_prints_json_and_draws(run_dir: Path, capsys: pytest.Ca
     assert (run_dir / "report" / "loss_curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_report_is_dated_once(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dates = iter(range(9))
+    monkeypatch.setattr("genomoe.evaluation.pretraining.environment", lambda: {"date": next(dates)})
+    report = evaluate_run(run_dir)
+    assert report.to_dict() == report.to_dict()
+    assert report.to_dict()["environment"] == {"date": 0}
+
+
 def test_a_run_without_held_out_contigs_says_so(run_dir: Path, tmp_path: Path) -> None:
     overrides = ["debug=fast", "data=fasta", f"data.train={run_dir.parent / 'train.fa'}", "data.context_length=32"]
     run = pretrain(compose_config("pretrain", [*overrides, f"paths.run_dir={tmp_path / 'run'}"])).run
