@@ -1,23 +1,20 @@
 """Labelled tables for fine-tuning: sequences or intervals with a label, as CSV, TSV, Parquet or BED.
 
 Intervals are cut from a reference exactly as the training stream cuts its windows: on their strand, case kept, with N
-beyond a contig's ends; batches are those of the stream (fixed windows or packed), beside the labels.
+beyond a contig's ends.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
-from genomoe.data.collate import Batch, Encoder
-from genomoe.genome.alphabet import NucleotideTokenizer, Tokenizer
+from genomoe.genome.alphabet import NucleotideTokenizer
 from genomoe.genome.compression import require_file
 from genomoe.genome.coordinates import Interval
 from genomoe.genome.errors import GenoMoEError, InputError
@@ -132,7 +129,8 @@ def read_labelled(
         opened = reference if isinstance(reference, Reference) else Reference(reference)
         intervals = table_intervals(str(path), table, names, one_based=one_based and not bed)
         letters = interval_letters(str(path), intervals, opened, window)
-    return LabelledRows(letters=letters, labels=table[names["label"]].to_numpy(), table=table.reset_index(drop=True))
+    labels = table[names["label"]].to_numpy(copy=True)  # without a copy pandas makes it read-only, and torch warns
+    return LabelledRows(letters=letters, labels=labels, table=table.reset_index(drop=True))
 
 
 def checked_sequences(path: str, values: pd.Series) -> list[bytes]:
@@ -187,63 +185,3 @@ def interval_letters(
         if not letters[-1]:
             raise GenoMoEError(f"{path}, row {row}: {interval} is empty.")
     return letters
-
-
-def labelled_batches(
-    rows: LabelledRows,
-    tokenizer: Tokenizer,
-    *,
-    batch_size: int,
-    context_length: int | None = None,
-    soft_mask_weight: float = 1.0,
-    pack: bool = False,
-    pad_to_multiple: int = 1,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Batches as the training stream makes them, each with its labels [N], in the order of the rows.
-
-    Args:
-        rows: what read_labelled gave.
-        tokenizer: letters to ids.
-        batch_size: rows of a batch; the last one may be smaller.
-        context_length: tokens of a fixed window; None means the longest row's.
-        soft_mask_weight: weight of lower-case targets, for those who also train on the next base.
-        pack: THD instead of fixed windows.
-        pad_to_multiple: when packing, round every sequence up to a multiple of this many tokens.
-
-    Raises GenoMoEError when a row is longer than context_length.
-    """
-    k = tokenizer.bases_per_token
-    encoder = Encoder(tokenizer, soft_mask_weight)
-    tokens = np.array([len(text) // k + len(text) % k for text in rows.letters], dtype=np.int64)
-    longest = int(tokens.max(initial=1))
-    context = longest if context_length is None else context_length
-    if longest > context:
-        row = int(tokens.argmax())
-        raise GenoMoEError(
-            f"Row {row + 1} has {tokens[row]:,} tokens, more than the context of {context:,}; "
-            "raise context_length or cut windows with `window`."
-        )
-    for first in range(0, len(rows), batch_size):
-        chosen = slice(first, first + batch_size)
-        letters = rows.letters[chosen]
-        sizes = -(-tokens[chosen] // pad_to_multiple) * pad_to_multiple if pack else np.full(len(letters), context)
-        starts = np.cumsum(sizes * k) - sizes * k
-        codes = np.full(int((sizes * k).sum()), encoder.pad_id, dtype=np.uint8)
-        for text, start in zip(letters, starts.tolist(), strict=True):
-            encoder.encode(np.frombuffer(text, dtype=np.uint8), codes[start : start + len(text)])
-        batch = encoder.batch(
-            codes,
-            starts=starts,
-            lengths=np.array([len(text) for text in letters], dtype=np.int64),
-            sizes=sizes,
-            packed=pack,
-            index=np.arange(first, first + len(letters)),
-        )
-        yield batch, torch.as_tensor(rows.labels[chosen]) if rows.labels.dtype != object else _classes(rows, chosen)
-
-
-def _classes(rows: LabelledRows, chosen: slice) -> Tensor:
-    """Text labels as numbers: their place among the sorted distinct labels of all rows."""
-    names = sorted({str(label) for label in rows.labels})
-    number = {name: place for place, name in enumerate(names)}
-    return torch.tensor([number[str(label)] for label in rows.labels[chosen]])

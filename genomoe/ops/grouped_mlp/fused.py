@@ -28,8 +28,6 @@ from .prepared import prepared
 from .saved import SavedUp
 
 PRODUCTS: dict[str, ModuleType] = {"bf16": products_bf16, "fp8": products_fp8, "mxfp8": products_mxfp8}
-ALIGNMENT = 32
-"""Model and expert widths must be multiples of this: the MXFP8 block."""
 
 
 def fused(
