@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from genomoe import cli
 from genomoe.ops import attention
@@ -146,15 +148,14 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in done.stderr
 
 
-COMMANDS = [
-    *(command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback),
-    *(
-        f"{group.name or group.typer_instance.info.name} {command.name}"
-        for group in cli.app.registered_groups
-        if group.typer_instance
-        for command in group.typer_instance.registered_commands
-    ),
-]
+def _names(group: TyperGroup) -> list[str]:
+    names = []
+    for name, command in group.commands.items():
+        names += [f"{name} {inner}" for inner in _names(command)] if isinstance(command, TyperGroup) else [name]
+    return names
+
+
+COMMANDS = _names(typer.main.get_command(cli.app))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,285 @@
+"""Commands that evaluate a model, use it, or turn it into another format."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from genomoe.cli.options import Device
+
+app = typer.Typer()
+
+StoredDtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", show_default="as stored")]
+Model = Annotated[
+    Path, typer.Option("--model", "-m", help="A run, its model/ folder, or a Hugging Face Mixtral folder.")
+]
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else as saved")]
+ReferenceFile = Annotated[
+    Path,
+    typer.Option("--reference", "-r", help="FASTA (plain or compressed) or GenBank; bundled:... also works."),
+]
+Window = Annotated[
+    int | None,
+    typer.Option(help="Bases the model reads around a variant.", show_default="512, or the context if shorter"),
+]
+Score = Annotated[str, typer.Option(help="llr, marginal, embedding or jsd; docs/variants.md has formulas and signs.")]
+Strands = Annotated[str, typer.Option(help="both (mean of the two strands) or fwd.")]
+Downstream = Annotated[
+    int | None,
+    typer.Option(help="Only so many bases from the first difference on count.", show_default="to the window's end"),
+]
+
+
+@app.command()
+def evaluate(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory; with --task also any model folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Bases between windows; each base is scored once.", show_default="half the context"),
+    ] = None,
+    device: Device = "auto",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Labelled variants instead: table, clinvar, traitgym, brca1 or mitomap, the layout of --table."
+        ),
+    ] = None,
+    table: Annotated[Path | None, typer.Option(help="With --task: the labelled file or folder.")] = None,
+    reference: Annotated[Path | None, typer.Option("--reference", "-r", help="With --task: the genome.")] = None,
+    annotation: Annotated[
+        Path | None, typer.Option(help="With --task: GenBank, GFF3, GTF or BED for consequence classes.")
+    ] = None,
+    codon_table: Annotated[int, typer.Option(help="With --annotation: NCBI translation table.")] = 1,
+    score: Annotated[str, typer.Option(help="With --task: llr, marginal, embedding or jsd.")] = "llr",
+    window: Annotated[int | None, typer.Option(help="With --task: bases around a variant.")] = None,
+    window_mode: Annotated[str, typer.Option(help="With --task: centred or block.")] = "centred",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="With --task: folder of the report.")] = None,
+) -> None:
+    """Bits per base on the held-out contigs beside baselines; with --task, how well scores tell labels apart.
+
+    Example: genomoe evaluate runs/yeast --json
+    """
+    if task is not None:
+        from genomoe.commands.evaluate_task import run as run_task
+
+        run_task(
+            run_dir,
+            task=task,
+            table=table,
+            reference=reference,
+            annotation=annotation,
+            codon_table=codon_table,
+            out=out,
+            as_json=as_json,
+            device=device,
+            score=score,
+            window=window,
+            window_mode=window_mode,
+        )
+        return
+    from genomoe.commands.evaluate import run
+
+    run(run_dir, as_json=as_json, stride=stride, device=device)
+
+
+@app.command()
+def score(
+    variants: Annotated[Path, typer.Argument(help="VCF or BCF (plain, gzip, bgzip), TSV, CSV or Parquet.")],
+    reference: ReferenceFile,
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .vcf.gz, .vcf, .tsv, .tsv.gz or .parquet.")],
+    score: Score = "llr",
+    window: Window = None,
+    window_mode: Annotated[str, typer.Option(help="centred, or block: neighbours share a window, faster.")] = "centred",
+    strands: Strands = "both",
+    downstream: Downstream = None,
+    ref_mismatch: Annotated[str, typer.Option(help="error, skip or substitute.")] = "error",
+    unknown_contig: Annotated[str, typer.Option(help="error or skip.")] = "error",
+    contig_alias: Annotated[
+        list[str] | None,
+        typer.Option(help="FILE_NAME=REFERENCE_NAME, several times, or a two-column TSV file."),
+    ] = None,
+    info_key: Annotated[str, typer.Option(help="Name of the INFO field, in lower case of the column.")] = "GENOMOE",
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch.", show_default="by the device")] = None,
+    batch_variants: Annotated[
+        int | None,
+        typer.Option(help="Variants of a batch; 1: bit for bit whatever else is in the file.", show_default="no limit"),
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    precision: Annotated[
+        str, typer.Option(help="Of the experts' products: bf16 (the weights' own dtype), fp8 or mxfp8.")
+    ] = "bf16",
+    restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished run of this output.")] = False,
+) -> None:
+    """Score every ALT of a variant file; a killed run goes on where it stopped.
+
+    Example: genomoe score in.vcf.gz --reference ref.fa --model runs/yeast --out scored.vcf.gz
+    """
+    from genomoe.commands.score import run
+
+    run(
+        variants,
+        reference=reference,
+        model=model,
+        out=out,
+        contig_alias=contig_alias or [],
+        info_key=info_key,
+        device=device,
+        dtype=dtype,
+        precision=precision,
+        restart=restart,
+        window=window,
+        score=score,
+        window_mode=window_mode,
+        strands=strands,
+        downstream=downstream,
+        ref_mismatch=ref_mismatch,
+        unknown_contig=unknown_contig,
+        batch_tokens=batch_tokens,
+        batch_variants=batch_variants,
+    )
+
+
+@app.command()
+def embed(
+    sequences: Annotated[Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")],
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .npz, .parquet or .tsv.")],
+    layer: Annotated[int, typer.Option(help="-1: last, after its norm; 0: the embedding; n: after layer n.")] = -1,
+    pool: Annotated[str, typer.Option(help="mean, max, last, or none (only .npz).")] = "mean",
+    strands: Strands = "fwd",
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """A vector for each sequence.
+
+    Example: genomoe embed promoters.fa --model runs/yeast --out promoters.npz
+    """
+    from genomoe.commands.embed import run
+
+    run(sequences, model=model, out=out, layer=layer, pool=pool, strands=strands, device=device, dtype=dtype)
+
+
+@app.command()
+def mutagenesis(
+    interval: Annotated[str, typer.Argument(help="CONTIG:START-END, 1-based, inclusive.")],
+    reference: ReferenceFile,
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet; .png draws the map.")],
+    score: Score = "llr",
+    window: Window = None,
+    window_mode: Annotated[str, typer.Option(help="block or centred.")] = "block",
+    strands: Strands = "both",
+    downstream: Downstream = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Score every single-base change of an interval.
+
+    Example: genomoe mutagenesis chrI:1,001-1,200 --reference ref.fa --model runs/yeast --out map.tsv
+    """
+    from genomoe.commands.mutagenesis import run
+
+    run(
+        interval,
+        reference=reference,
+        model=model,
+        out=out,
+        device=device,
+        dtype=dtype,
+        score=score,
+        window=window,
+        window_mode=window_mode,
+        strands=strands,
+        downstream=downstream,
+    )
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Bases to go on from, or a FASTA file whose records are prompts.")],
+    model: Model,
+    n: Annotated[int, typer.Option("-n", "--tokens", help="Tokens to add.")] = 100,
+    samples: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest base.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens of this total probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A FASTA file.", show_default="stdout")] = None,
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Sample sequences that go on from a prompt.
+
+    Example: genomoe generate ACGTTGCA --model runs/yeast -n 200 --samples 5 --temperature 0.8
+    """
+    from genomoe.commands.generate import run
+
+    run(
+        prompt,
+        model=model,
+        out=out,
+        device=device,
+        dtype=dtype,
+        n=n,
+        samples=samples,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+
+
+@app.command()
+def routing(
+    sequences: Annotated[Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")],
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet.")],
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Which experts every base went to, layer by layer.
+
+    Example: genomoe routing promoters.fa --model runs/yeast --out routing.parquet
+    """
+    from genomoe.commands.routing import run
+
+    run(sequences, model=model, out=out, device=device, dtype=dtype)
+
+
+@app.command("export")
+def export_(
+    model: Annotated[Path, typer.Argument(help="A run, or its model/ folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
+    dtype: StoredDtype = None,
+) -> None:
+    """Write a model as a Hugging Face Mixtral folder.
+
+    Example: genomoe export runs/yeast --out yeast-mixtral
+    """
+    from genomoe.commands.convert import export
+
+    export(model, out=out, dtype=dtype)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face Mixtral folder with safetensors.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to write.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="How bases become ids: nucleotide, byte, kmer6, or a .json file.", show_default="as the folder says"
+        ),
+    ] = None,
+    dtype: StoredDtype = None,
+) -> None:
+    """Turn a Hugging Face Mixtral folder into a model folder.
+
+    Example: genomoe import yeast-mixtral --out yeast-again
+    """
+    from genomoe.commands.convert import import_
+
+    import_(folder, out=out, tokenizer=tokenizer, dtype=dtype)
