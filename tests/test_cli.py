@@ -5,13 +5,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
 from typer.core import TyperGroup
 
 from genomoe import cli
+from genomoe.cli import models
+from genomoe.inference.embedding import Pool
+from genomoe.inference.engine import SCORES
+from genomoe.inference.scoring import ScoringOptions
+from genomoe.model.kernels import KernelOptions
 from genomoe.ops import attention
+from genomoe.training.precision import DTYPES
 
 
 def call(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -121,6 +128,25 @@ def test_a_damaged_run_directory_says_so(tmp_path: Path, capsys: pytest.CaptureF
 def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("pretrian", capsys=capsys)[0] == 2
     assert call("evaluate", capsys=capsys)[0] == 2
+
+
+def test_a_wrong_choice_is_refused_before_any_file_is_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, _, err = call("score", "a.vcf", "-r", "a.fa", "-m", "a", "-o", "a.tsv", "--score", "lrr", capsys=capsys)
+    assert code == 2
+    assert "'lrr' is not one of 'llr', 'marginal'" in err
+
+
+def test_the_choices_are_those_of_the_modules_behind() -> None:
+    score, embed, options = (get_type_hints(owner) for owner in (models.score, models.embed, ScoringOptions))
+    for name in ("window_mode", "strands", "ref_mismatch", "unknown_contig"):
+        assert score[name] == options[name], name
+    assert get_args(models.ScoreName) == tuple(SCORES)
+    assert embed["pool"] == Pool
+    assert get_args(models.DtypeName) == tuple(DTYPES)
+    assert {*get_args(score["precision"])} == {*get_args(get_type_hints(KernelOptions)["precision"])} - {"nvfp4"}
 
 
 def test_a_warning_is_one_line_without_code() -> None:

@@ -3,8 +3,8 @@
 `training` and `models` hold the verbs, `corpus` and `bench` those of two groups, `genomoe.commands` what they do.
 
 Nothing heavy is imported here, so that `genomoe --help` answers at once. Every failure ends as one sentence
-on stderr and an exit code: 2 for a wrong command line, 1 for anything else, 130 when interrupted.
-`--debug`, anywhere on the line, shows the traceback instead.
+on stderr and an exit code: 2 for a wrong command line (Typer adds the usage), 1 for anything else, 130 when
+interrupted. `--debug`, anywhere on the line, shows the traceback instead.
 """
 
 import io

@@ -1,7 +1,10 @@
-"""Commands that evaluate a model, use it, or turn it into another format."""
+"""Commands that evaluate a model, use it, or turn it into another format.
+
+The values an option chooses from stand here once more, as the modules that own them import torch; a test compares them.
+"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,11 +12,15 @@ from genomoe.cli.options import Device
 
 app = typer.Typer()
 
-StoredDtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", show_default="as stored")]
+ScoreName = Literal["llr", "marginal", "embedding", "jsd"]
+WindowMode = Literal["centred", "block"]
+DtypeName = Literal["float32", "bfloat16"]
+
+StoredDtype = Annotated[DtypeName | None, typer.Option(help="Of the weights.", show_default="as stored")]
 Model = Annotated[
     Path, typer.Option("--model", "-m", help="A run, its model/ folder, or a Hugging Face Mixtral folder.")
 ]
-Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", show_default="float32 on a CPU, else as saved")]
+Dtype = Annotated[DtypeName | None, typer.Option(help="To compute in.", show_default="float32 on a CPU, else as saved")]
 ReferenceFile = Annotated[
     Path,
     typer.Option("--reference", "-r", help="FASTA (plain or compressed) or GenBank; bundled:... also works."),
@@ -22,8 +29,8 @@ Window = Annotated[
     int | None,
     typer.Option(help="Bases the model reads around a variant.", show_default="512, or the context if shorter"),
 ]
-Score = Annotated[str, typer.Option(help="llr, marginal, embedding or jsd; docs/variants.md has formulas and signs.")]
-Strands = Annotated[str, typer.Option(help="both (mean of the two strands) or fwd.")]
+Score = Annotated[ScoreName, typer.Option(help="docs/variants.md has formulas and signs.")]
+Strands = Annotated[Literal["both", "fwd"], typer.Option(help="both: mean of the two strands.")]
 Downstream = Annotated[
     int | None,
     typer.Option(help="Only so many bases from the first difference on count.", show_default="to the window's end"),
@@ -51,9 +58,9 @@ def evaluate(
         Path | None, typer.Option(help="With --task: GenBank, GFF3, GTF or BED for consequence classes.")
     ] = None,
     codon_table: Annotated[int, typer.Option(help="With --annotation: NCBI translation table.")] = 1,
-    score: Annotated[str, typer.Option(help="With --task: llr, marginal, embedding or jsd.")] = "llr",
+    score: Annotated[ScoreName, typer.Option(help="With --task.")] = "llr",
     window: Annotated[int | None, typer.Option(help="With --task: bases around a variant.")] = None,
-    window_mode: Annotated[str, typer.Option(help="With --task: centred or block.")] = "centred",
+    window_mode: Annotated[WindowMode, typer.Option(help="With --task.")] = "centred",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="With --task: folder of the report.")] = None,
 ) -> None:
     """Bits per base on the held-out contigs beside baselines; with --task, how well scores tell labels apart.
@@ -91,11 +98,15 @@ def score(
     out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .vcf.gz, .vcf, .tsv, .tsv.gz or .parquet.")],
     score: Score = "llr",
     window: Window = None,
-    window_mode: Annotated[str, typer.Option(help="centred, or block: neighbours share a window, faster.")] = "centred",
+    window_mode: Annotated[WindowMode, typer.Option(help="block: neighbours share a window, faster.")] = "centred",
     strands: Strands = "both",
     downstream: Downstream = None,
-    ref_mismatch: Annotated[str, typer.Option(help="error, skip or substitute.")] = "error",
-    unknown_contig: Annotated[str, typer.Option(help="error or skip.")] = "error",
+    ref_mismatch: Annotated[
+        Literal["error", "skip", "substitute"], typer.Option(help="Where REF is not what the reference has.")
+    ] = "error",
+    unknown_contig: Annotated[
+        Literal["error", "skip"], typer.Option(help="Where the reference has no such contig.")
+    ] = "error",
     contig_alias: Annotated[
         list[str] | None,
         typer.Option(help="FILE_NAME=REFERENCE_NAME, several times, or a two-column TSV file."),
@@ -109,7 +120,7 @@ def score(
     device: Device = "auto",
     dtype: Dtype = None,
     precision: Annotated[
-        str, typer.Option(help="Of the experts' products: bf16 (the weights' own dtype), fp8 or mxfp8.")
+        Literal["bf16", "fp8", "mxfp8"], typer.Option(help="Of the experts' products; bf16: the weights' own dtype.")
     ] = "bf16",
     restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished run of this output.")] = False,
 ) -> None:
@@ -148,7 +159,7 @@ def embed(
     model: Model,
     out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .npz, .parquet or .tsv.")],
     layer: Annotated[int, typer.Option(help="-1: last, after its norm; 0: the embedding; n: after layer n.")] = -1,
-    pool: Annotated[str, typer.Option(help="mean, max, last, or none (only .npz).")] = "mean",
+    pool: Annotated[Literal["mean", "max", "last", "none"], typer.Option(help="none: only .npz.")] = "mean",
     strands: Strands = "fwd",
     device: Device = "auto",
     dtype: Dtype = None,
@@ -170,7 +181,7 @@ def mutagenesis(
     out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet; .png draws the map.")],
     score: Score = "llr",
     window: Window = None,
-    window_mode: Annotated[str, typer.Option(help="block or centred.")] = "block",
+    window_mode: Annotated[WindowMode, typer.Option(help="block: neighbours share a window.")] = "block",
     strands: Strands = "both",
     downstream: Downstream = None,
     device: Device = "auto",
