@@ -17,7 +17,7 @@ from genomoe.inference.embedding import Pool
 from genomoe.inference.engine import SCORES
 from genomoe.inference.scoring import ScoringOptions
 from genomoe.model.kernels import KernelOptions
-from genomoe.ops import attention
+from genomoe.ops import attention, grouped_mlp
 from genomoe.training.precision import DTYPES
 
 
@@ -219,17 +219,23 @@ def test_plan_counts_genos(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(figures["memory_bytes"].values()) == figures["total_bytes"]
 
 
-def test_doctor_names_every_backend_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_every_backend_and_every_reason_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     code, out, _ = call("doctor", "--json", capsys=capsys)
     assert code == 0
     findings = json.loads(out)
     assert {row["part"] for row in findings["backends"]} == {"experts", "attention"}
     assert all(row["why"] for row in findings["backends"])
-    everything = {"experts": {"te", "fused", "grouped_mm", "reference"}, "attention": {*attention.BACKENDS[1:], "flex"}}
+    everything = {"experts": set(grouped_mlp.BACKENDS), "attention": set(attention.BACKENDS) - {"auto"}}
     for row in findings["backends"]:
         assert row["picked"] == "none" or {row["picked"], *row["others"]} == everything[row["part"]]
         assert all(row["others"].values())
     code, out, _ = call("doctor", capsys=capsys)
     assert code == 0
+    for why in {row["why"] for row in findings["backends"]}:
+        assert out.count(why) == 1
+    assert out.count("grouped_mm multiplies and keeps") == 1
     assert "Not taken" in out
     assert "genomoe[te]" in "".join(out.split())

@@ -38,9 +38,8 @@ def run(*, as_json: bool) -> None:
     console.print(f"CPU: {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB; GPUs: {gpus}")
     packages = findings["environment"]["packages"]
     console.print("Packages: " + ", ".join(f"{name} {version}" for name, version in packages.items()))
-    picks = [{key: value for key, value in row.items() if key != "others"} for row in findings["backends"]]
     for title, rows in (
-        ("Backends", picks),
+        ("Backends", _picks(findings["backends"])),
         ("Not taken", _not_taken(findings["backends"])),
         ("Optional packages", findings["optional"]),
     ):
@@ -79,7 +78,7 @@ def _expert_backends(device: torch.device) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "part": "experts",
-                    "for": f"products {precision}, save {save}",
+                    "for": f"{precision}, save {save}",
                     "picked": picked,
                     "why": reason,
                     "others": others,
@@ -105,6 +104,17 @@ def _attention_backends(device: torch.device) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def _picks(backends: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Each pick with every use that has it, a line each."""
+    uses: dict[tuple[str, str, str], list[str]] = {}
+    for row in backends:
+        uses.setdefault((row["part"], row["picked"], row["why"]), []).append(row["for"])
+    return [
+        {"part": part, "for": "\n".join(several), "picked": picked, "why": why}
+        for (part, picked, why), several in uses.items()
+    ]
 
 
 def _not_taken(backends: list[dict[str, Any]]) -> list[dict[str, str]]:

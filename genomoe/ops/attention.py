@@ -53,7 +53,6 @@ def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, 
         "varlen": "",
         "sdpa": "",
         "te": transformer_engine_missing() or "no faster than the kernels of torch here: named only (attention=te)",
-        "flex": "flex_attention is no backend: varlen covers its masks without compiling for each",
         "reference": "holds all scores in float32: for tests",
     }
     if device.type != "cuda":

@@ -18,7 +18,7 @@ from genomoe.ops.permute import combine, sort_by_expert
 def unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:
     """Why these tensors cannot be multiplied here in this way, or None."""
     if precision != "bf16" or save == "mxfp8":
-        return f"grouped_mm multiplies and keeps the weights' own dtype, not precision={precision} with save={save}"
+        return "grouped_mm multiplies and keeps the weights' own dtype: precision=bf16, save=bf16 or save=recompute"
     D, I = x_TD.shape[1], w_up_E2ID.shape[1] // 2
     if x_TD.device.type == "cuda":
         if x_TD.dtype != torch.bfloat16:
