@@ -39,11 +39,15 @@ Downstream = Annotated[
 
 @app.command()
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory; with --task also any model folder.")],
+    run_dir: Annotated[Path, typer.Argument(help="A run directory; with --data or --task also any model folder.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Sequence file to score; may be repeated.", show_default="the run's held-out contigs"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
     stride: Annotated[
         int | None,
-        typer.Option(help="Bases between windows; each base is scored once.", show_default="half the context"),
+        typer.Option(help="Tokens between windows; each base is scored once.", show_default="half the context"),
     ] = None,
     device: Device = "auto",
     task: Annotated[
@@ -59,14 +63,24 @@ def evaluate(
     ] = None,
     codon_table: Annotated[int, typer.Option(help="With --annotation: NCBI translation table.")] = 1,
     score: Annotated[ScoreName, typer.Option(help="With --task.")] = "llr",
-    window: Annotated[int | None, typer.Option(help="With --task: bases around a variant.")] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens the model reads at once; with --task, bases around a variant.",
+            show_default="the run's; for a model folder its context, at most 8,192",
+        ),
+    ] = None,
     window_mode: Annotated[WindowMode, typer.Option(help="With --task.")] = "centred",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="With --task: folder of the report.")] = None,
 ) -> None:
-    """Bits per base on the held-out contigs beside baselines; with --task, how well scores tell labels apart.
+    """Bits per base on held-out contigs or files, beside baselines; with --task, how well scores tell labels apart.
 
     Example: genomoe evaluate runs/yeast --json
+
+    Example: genomoe evaluate Genos-1.2B --data chr21.fa.gz
     """
+    if task is not None and data:
+        raise typer.BadParameter("--data is scored base by base and --task variant by variant: give one of them")
     if task is not None:
         from genomoe.commands.evaluate_task import run as run_task
 
@@ -87,7 +101,7 @@ def evaluate(
         return
     from genomoe.commands.evaluate import run
 
-    run(run_dir, as_json=as_json, stride=stride, device=device)
+    run(run_dir, data=data or [], as_json=as_json, window=window, stride=stride, device=device)
 
 
 @app.command()

@@ -38,6 +38,16 @@ def encode(sequence: bytes | str) -> Codes:
     return _CODE[np.frombuffer(raw, np.uint8)]
 
 
+def composition_bits(sequences: Sequence[Codes]) -> list[Values]:
+    """-log2 of each base's share among the unambiguous bases of all `sequences`, [length] each; else NaN.
+
+    Their mean is the entropy of the composition: no model that ignores its context does better on them.
+    """
+    counts = sum((np.bincount(codes[codes >= 0], minlength=4) for codes in sequences), np.zeros(4))
+    bits = -np.log2(counts / max(1.0, counts.sum()), where=counts > 0, out=np.zeros(4))
+    return [np.where(codes >= 0, bits[codes], np.nan) for codes in sequences]
+
+
 def reverse_complement(codes: Codes) -> Codes:
     """The other strand."""
     flipped = codes[::-1]

@@ -10,10 +10,12 @@ import torch
 
 from genomoe import cli
 from genomoe.evaluation.likelihood import base_bits, token_bits
-from genomoe.evaluation.pretraining import evaluate_run
+from genomoe.evaluation.pretraining import evaluate_model, evaluate_run
 from genomoe.genome.alphabet import make_tokenizer
 from genomoe.genome.errors import GenoMoEError
+from genomoe.genome.huggingface_tokenizer import huggingface_tokenizer
 from genomoe.model.config import ModelConfig
+from genomoe.model.pretrained import export_mixtral, from_pretrained
 from genomoe.model.transformer import GenoMoEModel
 from genomoe.training.compose import compose_config
 from genomoe.training.run import pretrain
@@ -117,6 +119,86 @@ def test_a_report_is_dated_once(run_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     report = evaluate_run(run_dir)
     assert report.to_dict() == report.to_dict()
     assert report.to_dict()["environment"] == {"date": 0}
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main([*map(str, arguments), "--device", "cpu"])
+    return int(exit_info.value.code or 0)
+
+
+def test_a_model_folder_scores_files_as_its_run_does(run_dir: Path, tmp_path: Path) -> None:
+    held_out = run_dir.parent / "val.fa"
+    of_run, of_model = evaluate_run(run_dir), evaluate_model(run_dir / "model", [held_out])
+    assert (of_model.context, of_model.stride) == (32, 16)
+    assert of_model.per_contig == of_run.per_contig
+    for row in ("model", "uniform"):
+        assert of_model.scores[row] == of_run.scores[row]
+    model, tokenizer = from_pretrained(run_dir / "model")
+    ids = make_tokenizer(tokenizer)
+    hugging_face = export_mixtral(model, ids.to_dict(), tmp_path / "hf", files=huggingface_tokenizer(ids))
+    (hugging_face / "genomoe_tokenizer.json").unlink(missing_ok=True)  # as any other project's folder
+    foreign = evaluate_model(hugging_face, [held_out])
+    assert foreign.scores["model"].bits_per_base == pytest.approx(of_run.scores["model"].bits_per_base, abs=1e-6)
+
+
+def test_composition_is_the_entropy_of_the_scored_files(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.fa").write_text(">c\n" + "A" + "AAAC" * 10 + "NNN\n")  # scored: 30 A, 10 C
+    report = evaluate_model(run_dir / "model", [tmp_path / "x.fa"])
+    shares = np.array([31, 10]) / 41
+    assert report.scores["composition"].bits_per_base == pytest.approx(-np.log2(shares) @ [0.75, 0.25])
+    assert report.scores["composition"].bases == 40
+
+
+def test_contigs_of_one_name_in_two_files_are_told_apart(run_dir: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "x.fa", tmp_path / "y.fa"]
+    files[0].write_text(">chr1\n" + "ACGT" * 20 + "\n")
+    files[1].write_text(">chr1\n" + "GGGT" * 10 + "\n")
+    report = evaluate_model(run_dir / "model", files)
+    assert report.contigs == {"x.fa/chr1": 80, "y.fa/chr1": 40}
+    assert report.scores["model"].bases == 79 + 39
+    assert len(report.per_contig) == 2
+
+
+def test_evaluate_command_on_files(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--data", run_dir.parent / "val.fa", "--data", run_dir.parent / "train.fa"]
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert call("evaluate", run_dir / "model", *files, "--window", 20, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["context"], figures["stride"]) == (20, 10)
+    assert set(figures["contigs"]) == {"t", "v1", "v2"}
+    assert set(figures["baselines"]) == {"composition", "uniform"}
+    assert figures["baselines"]["composition"]["counted_on"] == "these sequences"
+    assert {row["bases"] for row in figures["baselines"].values()} == {figures["model"]["bases"]}
+    assert call("evaluate", run_dir / "model", *files) == 0
+    assert "Markov baselines need training data" in capsys.readouterr().out
+    assert call("evaluate", run_dir, *files, "--json") == 0
+    with_markov = json.loads(capsys.readouterr().out)
+    assert with_markov["baselines"]["markov"]["training_bases"] == 4000
+    assert with_markov["contigs"] == figures["contigs"]
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_mistakes_of_evaluate_on_files_are_sentences(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "n.fa").write_text(">a\nNNNN\n")
+    good = run_dir.parent / "val.fa"
+    for arguments, message in [
+        ([run_dir / "model"], "a model without its run: name sequences to evaluate it on with --data"),
+        ([run_dir / "model", "--data", tmp_path / "none.fa"], "none.fa does not exist"),
+        ([tmp_path, "--data", good], "is not a model folder"),
+        ([run_dir / "model", "--data", good, "--window", 33], "A window of 33 tokens is not possible"),
+        ([run_dir / "model", "--data", good, "--window", 0], "A window of 0 tokens is not possible"),
+        ([run_dir / "model", "--data", good, "--stride", 32], "stride=32 is not allowed"),
+        ([run_dir / "model", "--data", tmp_path / "n.fa"], "there is no base to score"),
+    ]:
+        assert call("evaluate", *arguments) == 1
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert call("evaluate", run_dir / "model", "--data", good, "--task", "table") == 2
+    assert "give one of them" in capsys.readouterr().err
 
 
 def test_a_run_without_held_out_contigs_says_so(run_dir: Path, tmp_path: Path) -> None:
