@@ -130,13 +130,12 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("evaluate", capsys=capsys)[0] == 2
 
 
-def test_a_wrong_choice_is_refused_before_any_file_is_read(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_a_wrong_choice_is_refused_before_any_file_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call("score", "a.vcf", "-r", "a.fa", "-m", "a", "-o", "a.tsv", "--score", "lrr", capsys=capsys)
     assert code == 2
     assert "'lrr' is not one of 'llr', 'marginal'" in err
+    assert "(see genomoe score --help)." in err
+    assert err.count("\n") == 1
 
 
 def test_the_choices_are_those_of_the_modules_behind() -> None:

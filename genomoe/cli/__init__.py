@@ -3,8 +3,8 @@
 `training` and `models` hold the verbs, `corpus` and `bench` those of two groups, `genomoe.commands` what they do.
 
 Nothing heavy is imported here, so that `genomoe --help` answers at once. Every failure ends as one sentence
-on stderr and an exit code: 2 for a wrong command line (Typer adds the usage), 1 for anything else, 130 when
-interrupted. `--debug`, anywhere on the line, shows the traceback instead.
+on stderr and an exit code: 2 for a wrong command line, 1 for anything else, 130 when interrupted.
+`--debug`, anywhere on the line, shows the traceback instead.
 """
 
 import io
@@ -20,13 +20,16 @@ from genomoe.cli import bench, corpus, models, training
 
 
 class _Commands(TyperGroup):
-    """Says that it was interrupted; Typer itself would end with code 130 and not a word."""
+    """Says in a sentence that it was interrupted, and what is wrong with a value: Typer says nothing, or draws a box."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             _fail(str(error) or "interrupted.", code=130)
+        except typer.BadParameter as error:
+            where = error.ctx.command_path if error.ctx else ctx.command_path
+            _fail(f"{error.format_message().removesuffix('.')} (see {where} --help).", code=2)
 
 
 app = typer.Typer(

@@ -99,7 +99,6 @@ def test_mistakes_are_one_sentence(model, fasta, sequences, tmp_path, capsys):
     good = ["--reference", fasta, "--model", model, "--out", tmp_path / "o.tsv"]
     for arguments, message in [
         (["score", path, *good, "--window", 5000], "longer than the model's context"),
-        (["score", path, *good, "--score", "best"], "one of llr"),
         (["score", tmp_path / "none.vcf", *good], "none.vcf does not exist"),
         (["score", path, *good[:4], "--out", tmp_path / "o.txt"], "must end in .vcf.gz"),
         (["score", path, *good[:4], "--out", path], "is the input itself"),
