@@ -20,7 +20,7 @@ from genomoe.cli import bench, corpus, models, training
 
 
 class _Commands(TyperGroup):
-    """Says in a sentence that it was interrupted, and what is wrong with a value: Typer says nothing, or draws a box."""
+    """Says that it was interrupted, or what is wrong with a value: Typer says nothing, or draws a box."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:

@@ -18,6 +18,7 @@ from genomoe.data.build import build_corpus
 from genomoe.data.open import as_description, is_store, open_corpus
 from genomoe.data.store import ZarrCorpus
 from genomoe.genome.errors import GenoMoEError
+from genomoe.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +65,8 @@ def build(inputs: list[str], out: Path, *, workers: int, overwrite: bool) -> Non
     bases = int(corpus.contigs.lengths.sum())
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(
-        f"{out}: {bases:,} bases of {len(corpus.contigs.names):,} contigs from {len(corpus.sources)} sources, "
-        f"{size / 1e6:.1f} MB, in {time.monotonic() - started:.1f} s"
+        f"{out}: {counted(bases, 'base')} of {counted(len(corpus.contigs.names), 'contig')} from "
+        f"{counted(len(corpus.sources), 'source')}, {size / 1e6:.1f} MB, in {time.monotonic() - started:.1f} s"
     )
 
 
@@ -79,7 +80,7 @@ def validate(inputs: list[str], *, as_json: bool) -> int:
         if as_json:
             print(json.dumps({"store": inputs[0], "errors": 0, "verdicts": []}))
         else:
-            print(f"{inputs[0]}: ok, {int(corpus.contigs.lengths.sum()):,} bases, every hash agrees")
+            print(f"{inputs[0]}: ok, {counted(int(corpus.contigs.lengths.sum()), 'base')}, every hash agrees")
         return 0
     with _progress() as progress:
         checks = validate_corpus(as_description(inputs), progress)
@@ -103,13 +104,12 @@ def validate(inputs: list[str], *, as_json: bool) -> int:
             print(verdict)
         hidden = check.errors + check.warnings - len(check.verdicts)
         if hidden:
-            print(f"{check.path}: and {hidden:,} more verdicts")
+            print(f"{check.path}: and {counted(hidden, 'more verdict')}")
         if not check.errors:
-            print(f"{check.path}: ok, {check.bases:,} bases in {check.contigs:,} records")
+            print(f"{check.path}: ok, {counted(check.bases, 'base')} in {counted(check.contigs, 'record')}")
     if errors:
-        print(
-            f"{errors:,} errors in {sum(check.errors > 0 for check in checks)} of {len(checks)} files", file=sys.stderr
-        )
+        faulty = sum(check.errors > 0 for check in checks)
+        print(f"{counted(errors, 'error')} in {faulty} of {counted(len(checks), 'file')}", file=sys.stderr)
     return 1 if errors else 0
 
 

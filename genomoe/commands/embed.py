@@ -16,6 +16,7 @@ from genomoe.genome.coordinates import Interval
 from genomoe.genome.errors import GenoMoEError
 from genomoe.genome.fasta import Reference
 from genomoe.inference.predictor import Predictor, from_pretrained
+from genomoe.wording import counted
 
 
 def run(
@@ -37,7 +38,7 @@ def run(
         raise GenoMoEError("Vectors of single tokens (--pool none) go to a .npz file.")
     predictor = from_pretrained(model, device=resolve_device(device), dtype=dtype)
     names, records = read_records(sequences, predictor)
-    with Console(stderr=True).status(f"embedding {len(records)} sequences"):
+    with Console(stderr=True).status(f"embedding {counted(len(records), 'sequence')}"):
         vectors = predictor.embed(records, layer=layer, pool=pool, strands=strands)
     if out.name.endswith(".npz"):
         arrays = dict(zip(names, vectors, strict=True)) if pool == "none" else {"names": names, "vectors": vectors}
@@ -46,7 +47,7 @@ def run(
     else:
         table = pd.DataFrame(np.asarray(vectors), columns=[f"e{i}" for i in range(np.shape(vectors)[1])])
         write_table(pd.concat([pd.Series(names, name="name"), table], axis=1), out)
-    print(f"{len(records)} vectors written: {out}", file=sys.stderr)
+    print(f"{counted(len(records), 'vector')} written: {out}", file=sys.stderr)
 
 
 def read_records(path: Path, predictor: Predictor) -> tuple[list[str], list[bytes]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 
 from genomoe.training.compose import compose_config
+from genomoe.wording import counted
 
 if TYPE_CHECKING:
     from genomoe.training.run import RunResult
@@ -36,4 +37,4 @@ def run(overrides: Sequence[str], *, show_config: bool = False) -> None:
 
 
 def _closing_line(result: "RunResult", seconds: float) -> str:
-    return f"{result.steps} steps, {seconds:.0f} s in all; the model is in {result.run.model}"
+    return f"{counted(result.steps, 'step')}, {seconds:.0f} s in all; the model is in {result.run.model}"

@@ -13,6 +13,7 @@ from genomoe.commands.embed import read_records
 from genomoe.commands.outputs import check_ending, write_table
 from genomoe.inference.predictor import from_pretrained
 from genomoe.inference.routing import expert_load
+from genomoe.wording import counted
 
 
 def run(sequences: Path, *, model: Path, out: Path, device: str, dtype: str | None) -> None:
@@ -20,7 +21,7 @@ def run(sequences: Path, *, model: Path, out: Path, device: str, dtype: str | No
     check_ending(out, ".tsv", ".csv", ".parquet")
     predictor = from_pretrained(model, device=resolve_device(device), dtype=dtype)
     names, records = read_records(sequences, predictor)
-    with Console(stderr=True).status(f"routing {len(records)} sequences"):
+    with Console(stderr=True).status(f"routing {counted(len(records), 'sequence')}"):
         table = predictor.routing(records)
     table["sequence"] = [names[index] for index in table["sequence"]]
     write_table(table, out)
@@ -31,4 +32,4 @@ def run(sequences: Path, *, model: Path, out: Path, device: str, dtype: str | No
     for layer, shares in load.iterrows():
         shown.add_row(str(layer), *(f"{share:.3f}" for share in shares))
     Console().print(shown)
-    print(f"{len(table)} rows written: {out}", file=sys.stderr)
+    print(f"{counted(len(table), 'row')} written: {out}", file=sys.stderr)

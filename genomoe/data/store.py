@@ -32,6 +32,7 @@ from genomoe.data.corpus import Segments, SourceInfo, apply_letters, apply_mask,
 from genomoe.data.shards import open_shards
 from genomoe.genome.compression import require_file
 from genomoe.genome.errors import GenoMoEError, IntegrityError
+from genomoe.wording import counted
 
 FORMAT = 1
 CHUNK = 1 << 17
@@ -170,7 +171,7 @@ class ZarrCorpus:
         return {**self.__dict__, "_local": (-1, None)}
 
     def __repr__(self) -> str:
-        return f"ZarrCorpus({str(self.path)!r}, {len(self.contigs.names)} contigs)"
+        return f"ZarrCorpus({str(self.path)!r}, {counted(len(self.contigs.names), 'contig')})"
 
 
 def array_sha256(values: np.ndarray) -> str:

@@ -27,6 +27,7 @@ from genomoe.genome.fasta_index import FastaIndex, UnevenLinesError, index_fasta
 from genomoe.genome.fasta_parser import Header
 from genomoe.genome.random_access import BgzfFile, ByteReader, PlainFile, check_signature, file_signature
 from genomoe.genome.sequence_files import resolve_path, scan_sequences, sequence_format
+from genomoe.wording import counted
 
 SMALL_FILE = 1 << 26
 """Plain files up to this many bytes (and bgzip files up to a quarter of it) are simply held in memory."""
@@ -196,4 +197,4 @@ class Reference:
 
     def __repr__(self) -> str:
         how = "in memory" if self._index is None else "indexed"
-        return f"Reference({str(self.path)!r}, {len(self.contigs)} contigs, {how})"
+        return f"Reference({str(self.path)!r}, {counted(len(self.contigs), 'contig')}, {how})"

@@ -23,6 +23,7 @@ from genomoe.genome.variant_output import open_output, remove_leftovers
 from genomoe.genome.variants import Status
 from genomoe.inference.journal import Journal
 from genomoe.inference.scoring import VariantScorer
+from genomoe.wording import counted
 
 __all__ = ["FileSummary", "score_file"]
 
@@ -161,9 +162,12 @@ def _identity(path: Path) -> dict[str, Any]:
 def summary_lines(summary: FileSummary) -> list[str]:
     """What a person wants to know after a run."""
     rate = summary.alts / max(summary.seconds, 1e-9)
-    lines = [f"{summary.alts} ALTs in {summary.rows} rows, {summary.seconds:.1f} s ({rate:.0f} a second)"]
+    lines = [
+        f"{counted(summary.alts, 'ALT')} in {counted(summary.rows, 'row')}, "
+        f"{summary.seconds:.1f} s ({rate:.0f} a second)"
+    ]
     if summary.resumed_rows:
-        lines.append(f"{summary.resumed_rows} rows were scored before the run was interrupted")
+        lines.append(f"{counted(summary.resumed_rows, 'row')} scored before the run was interrupted")
     lines += [
         f"{count} without a score: {status}"
         for status, count in summary.statuses.items()

@@ -26,7 +26,7 @@ def test_validate_names_file_and_line_and_exits_1(tmp_path, capsys):
     assert f"{bad}:3: error: '-' at column 3" in out
     assert f"{bad}:4: error: 'L' at column 3" in out
     assert f"{bad}:5: error: the name 'a' was used in line 1" in out
-    assert "3 errors in 1 of 1 files" in err
+    assert "3 errors in 1 of 1 file" in err
     code, out, _ = run(capsys, "corpus", "validate", bad, "--json")
     assert code == 1
     assert [verdict["line"] for verdict in json.loads(out)["files"][0]["verdicts"]] == [3, 4, 5]

@@ -62,7 +62,7 @@ def score(folder: Path, out: Path) -> str:
 def whole(folder) -> dict[str, bytes]:
     """What an uninterrupted run of one process writes: the file and its index."""
     out = folder / "whole.vcf.gz"
-    assert f"{ROWS} ALTs in {ROWS} rows" in score(folder, out)
+    assert f"{ROWS:,} ALTs in {ROWS:,} rows" in score(folder, out)
     return {end: out.with_name(f"whole.vcf.gz{end}").read_bytes() for end in ("", ".tbi")}
 
 
@@ -90,7 +90,7 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(folder, whole, tmp_path):
         assert process.wait() == -signal.SIGKILL
         assert not out.exists()
     told = score(folder, out)
-    assert f"{ROWS} rows were scored before the run was interrupted" in told
+    assert f"{ROWS:,} rows scored before the run was interrupted" in told
     assert out.read_bytes() == whole[""]
     assert out.with_name("out.vcf.gz.tbi").read_bytes() == whole[".tbi"]
     assert {path.name for path in tmp_path.iterdir()} == {"out.vcf.gz", "out.vcf.gz.tbi"}
