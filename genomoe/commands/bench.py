@@ -53,12 +53,13 @@ def run_scoring(
     import fnmatch
 
     from genomoe.bench import scoring
+    from genomoe.bench.scoring_cases import scoring_cases
     from genomoe.commands.device import resolve_device
 
     device = resolve_device(device)
     cases = [
         case
-        for case in scoring.scoring_cases("cpu" if device == "cpu" else "cuda")
+        for case in scoring_cases("cpu" if device == "cpu" else "cuda")
         if not only or any(fnmatch.fnmatch(case.name, pattern) for pattern in only)
     ]
     console = Console(stderr=True)

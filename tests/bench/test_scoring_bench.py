@@ -13,9 +13,10 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from genomoe.bench import scoring
 from genomoe.bench.arbiter import in_float64
-from genomoe.bench.scoring import ScoringCase, run_scoring, scoring_cases
+from genomoe.bench.scoring import run_scoring
+from genomoe.bench.scoring_cases import ScoringCase, scoring_cases
+from genomoe.bench.scoring_peer import HuggingFaceLoop
 from genomoe.inference.engine import Pair
 from genomoe.model.config import ModelConfig
 
@@ -103,14 +104,14 @@ def test_rows_are_reported_before_the_arbiter_starts(monkeypatch):
         assert [row["seconds"] > 0 for row in reports[-1]] == [True] * 3, "all that was timed is safe"
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(scoring._HuggingFaceLoop, "float64_scores", failing)
+    monkeypatch.setattr(HuggingFaceLoop, "float64_scores", failing)
     rows = run_scoring("cpu", cases=[case], repeats=1, report=lambda rows: reports.append([*rows]))
     assert rows[-1]["arbiter_error"] == "RuntimeError: out of memory"
 
 
 def test_the_arbiter_stops_when_its_time_is_over():
     torch.manual_seed(0)
-    loop = object.__new__(scoring._HuggingFaceLoop)
+    loop = object.__new__(HuggingFaceLoop)
     config = transformers.MixtralConfig(
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
