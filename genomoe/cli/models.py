@@ -169,22 +169,47 @@ def score(
 
 @app.command()
 def embed(
-    sequences: Annotated[Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")],
+    sequences: Annotated[
+        Path, typer.Argument(help="FASTA, plain or compressed; without --window each record at most a context long.")
+    ],
     model: Model,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .npz, .parquet or .tsv.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .npz (whole records only), .parquet or .tsv.")],
+    window: Annotated[
+        int | None, typer.Option(min=1, help="A vector for every so many bases.", show_default="whole records")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Bases from one window's start to the next.", show_default="the window")
+    ] = None,
+    regions: Annotated[
+        Path | None, typer.Option(help="BED file: only these intervals of the FASTA, on their strand.")
+    ] = None,
     layer: Annotated[int, typer.Option(help="-1: last, after its norm; 0: the embedding; n: after layer n.")] = -1,
     pool: Annotated[Literal["mean", "max", "last", "none"], typer.Option(help="none: only .npz.")] = "mean",
     strands: Strands = "fwd",
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """A vector for each sequence.
+    """A vector for each sequence, each window of them, or each interval of a BED file.
 
     Example: genomoe embed promoters.fa --model runs/yeast --out promoters.npz
+
+    Example: genomoe embed genome.fa --model runs/yeast --window 512 --stride 256 --out windows.parquet
     """
     from genomoe.commands.embed import run
 
-    run(sequences, model=model, out=out, layer=layer, pool=pool, strands=strands, device=device, dtype=dtype)
+    run(
+        sequences,
+        model=model,
+        out=out,
+        window=window,
+        stride=stride,
+        regions=regions,
+        layer=layer,
+        pool=pool,
+        strands=strands,
+        device=device,
+        dtype=dtype,
+    )
 
 
 @app.command()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pandas as pd
+import pyarrow
+from pyarrow import parquet
 
 from genomoe.files import replacing
 from genomoe.genome.errors import GenoMoEError
@@ -20,8 +24,33 @@ def check_ending(path: Path, *endings: str) -> None:
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """As .parquet, .csv or .tsv."""
-    with replacing(path) as temporary:
+    with table_writer(path) as append:
+        append(table)
+
+
+@contextmanager
+def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+    """What appends tables of the same columns, at least one, to a .parquet (a row group each), .csv or .tsv file.
+
+    The file appears when the block ends without error.
+    """
+    with replacing(path) as temporary, ExitStack() as stack:
         if path.name.lower().endswith(".parquet"):
-            table.to_parquet(temporary, index=False)
+            writer: parquet.ParquetWriter | None = None
+
+            def append(table: pd.DataFrame) -> None:
+                nonlocal writer
+                rows = pyarrow.Table.from_pandas(table, preserve_index=False)
+                if writer is None:
+                    writer = stack.enter_context(parquet.ParquetWriter(temporary, rows.schema))
+                writer.write_table(rows)
+
         else:
-            table.to_csv(temporary, sep="," if path.name.lower().endswith(".csv") else "\t", index=False)
+            file = stack.enter_context(open(temporary, "w", encoding="utf-8", newline=""))
+            separator = "," if path.name.lower().endswith(".csv") else "\t"
+
+            def append(table: pd.DataFrame) -> None:
+                table.to_csv(file, sep=separator, index=False, header=not file.tell())
+
+        yield append
+        stack.close()

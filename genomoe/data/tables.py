@@ -6,6 +6,7 @@ beyond a contig's ends.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from genomoe.genome.alphabet import NucleotideTokenizer
-from genomoe.genome.compression import require_file
+from genomoe.genome.compression import open_stream, require_file
 from genomoe.genome.coordinates import Interval
 from genomoe.genome.errors import GenoMoEError, InputError
 from genomoe.genome.fasta import Reference
@@ -71,9 +72,9 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _read_bed(file: Path) -> pd.DataFrame:
-    frame = pd.read_csv(file, sep="\t", header=None, comment="#", dtype={0: str})
-    first = frame[0].str.split().str[0]
-    frame = frame[~first.isin(["track", "browser"])]
+    with open_stream(file) as stream:
+        lines = [line for line in stream.read().splitlines() if not line.startswith((b"#", b"track", b"browser"))]
+    frame = pd.read_csv(io.BytesIO(b"\n".join(lines)), sep="\t", header=None, dtype={0: str})
     if frame.shape[1] < 3:
         raise InputError(f"{file}: a BED line holds at least contig, start and end, separated by tabs.")
     names = [*BED_COLUMNS, *(f"column{number}" for number in range(7, frame.shape[1] + 1))]

@@ -7,6 +7,7 @@ Inside GenoMoE every coordinate is **0-based and half-open**: ``[start, end)``. 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,6 +87,18 @@ class Interval:
         """The interval of `length` bases with the same centre (the extra base of an odd change goes right)."""
         start = self.start + (len(self) - length) // 2
         return Interval(self.contig, start, start + length, self.strand)
+
+    def windows(self, length: int, stride: int | None = None) -> Iterator[Interval]:
+        """Intervals of `length` bases that start every `stride` (None: `length`) until the end is reached.
+
+        The last one is cut short at the end, as training's windows of `sampling.mode=stride` are; an empty
+        interval has none. Strand and contig are this interval's.
+        """
+        stride = length if stride is None else stride
+        for start in range(self.start, self.end, stride):
+            yield Interval(self.contig, start, min(start + length, self.end), self.strand)
+            if start + length >= self.end:
+                return
 
     def overlaps(self, other: Interval) -> bool:
         """Whether the two share a base (the strand doesn't matter)."""
