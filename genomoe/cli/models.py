@@ -284,9 +284,14 @@ def generate(
 
 @app.command()
 def routing(
-    sequences: Annotated[Path, typer.Argument(help="FASTA, plain or compressed, each record at most a context long.")],
+    sequences: Annotated[
+        Path, typer.Argument(help="FASTA, plain or compressed; without --window each record at most a context long.")
+    ],
     model: Model,
     out: Annotated[Path, typer.Option("--out", "-o", help="Ends in .tsv, .csv or .parquet.")],
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Read so many bases at a time.", show_default="whole records")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
@@ -296,7 +301,7 @@ def routing(
     """
     from genomoe.commands.routing import run
 
-    run(sequences, model=model, out=out, device=device, dtype=dtype)
+    run(sequences, model=model, out=out, window=window, device=device, dtype=dtype)
 
 
 @app.command("export")

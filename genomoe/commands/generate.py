@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from genomoe.commands.device import resolve_device
-from genomoe.commands.embed import read_records
+from genomoe.commands.places import read_records
 from genomoe.files import replacing
 from genomoe.genome.errors import GenoMoEError
 from genomoe.inference.predictor import from_pretrained

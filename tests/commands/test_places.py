@@ -1,4 +1,4 @@
-"""`genomoe embed` on windows and BED intervals: the right bases in every row, written as it goes."""
+"""`genomoe embed` and `routing` on windows and BED intervals: the right bases in every row, written as it goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 
 from genomoe import cli
-from genomoe.commands import embed
+from genomoe.commands import embed, routing
 from genomoe.genome.alphabet import NucleotideTokenizer, reverse_complement
 from genomoe.inference.predictor import Predictor, from_pretrained
 from genomoe.model.config import ModelConfig
@@ -44,9 +44,9 @@ def letters_of(folder: Path) -> dict[str, str]:
     return {name[1:]: text for name, text in zip(lines[::2], lines[1::2], strict=True)}
 
 
-def call(folder: Path, *arguments: object) -> int:
+def call(folder: Path, *arguments: object, command: str = "embed") -> int:
     with pytest.raises(SystemExit) as done:
-        cli.main(["embed", str(folder / "ref.fa"), "-m", str(folder / "model"), *map(str, arguments)])
+        cli.main([command, str(folder / "ref.fa"), "-m", str(folder / "model"), *map(str, arguments)])
     return int(done.value.code or 0)
 
 
@@ -167,3 +167,34 @@ def test_mistakes_are_sentences_before_anything_is_written(
         assert message in error
         assert error.count("\n") == 1
     assert not list(tmp_path.glob("*o.*"))
+
+
+def test_routing_in_windows(
+    folder: Path,
+    tmp_path: Path,
+    predictor: Predictor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def route(name: str) -> str:
+        assert call(folder, "--window", 100, "--out", tmp_path / name, command="routing") == 0
+        return capsys.readouterr().out
+
+    in_one = route("one.tsv")
+    monkeypatch.setattr(routing, "PART_BASES", 150)
+    assert route("parts.tsv") == in_one, "the load that is printed is that of all parts"
+    assert route("parts.parquet") == in_one
+    assert parquet.ParquetFile(tmp_path / "parts.parquet").num_row_groups == 6
+    keys = ["sequence", "position", "token", "layer", "expert_1", "expert_2"]
+    table = pd.read_csv(tmp_path / "parts.tsv", sep="\t")
+    pd.testing.assert_frame_equal(table[keys], pd.read_csv(tmp_path / "one.tsv", sep="\t")[keys])
+    letters = letters_of(folder)
+    for name, text in letters.items():
+        rows = table[(table["sequence"] == name) & (table["layer"] == 0)]
+        assert rows["position"].tolist() == list(range(len(text)))
+        assert "".join(rows["token"]) == text.upper()
+    window = table[(table["sequence"] == "chr1") & table["position"].between(800, 899)]
+    alone = predictor.routing([letters["chr1"][800:900]])
+    assert window["expert_1"].tolist() == alone["expert_1"].tolist()
+    assert call(folder, "--out", tmp_path / "o.tsv", command="routing") == 1
+    assert "cut it with --window" in capsys.readouterr().err
