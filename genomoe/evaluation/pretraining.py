@@ -189,7 +189,7 @@ def evaluate_model(
 
 
 def _windows(predictor: Predictor, context: int, stride: int | None) -> tuple[int, int]:
-    """Context and stride, checked before anything is computed."""
+    """The context, checked before anything is computed, and the stride, by default half of it."""
     longest = predictor.model.config.max_context
     if not 2 <= context <= longest:
         raise GenoMoEError(f"A window of {context:,} tokens is not possible: {predictor.name} reads 2 to {longest:,}.")
