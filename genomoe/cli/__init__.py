@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
         warnings.formatwarning = usual_format
 
 
-def _format_warning(message: Warning | str, category: type[Warning], *_: Any) -> str:
+def _format_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
     """A warning for the user as one line, without the line of code it came from."""
     return f"genomoe: warning: {' '.join(str(message).split())}\n"
 

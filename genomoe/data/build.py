@@ -324,8 +324,8 @@ def _write_attributes(layout: _Layout, path: Path) -> None:
     total = int(layout.table.lengths.sum())
     for start in range(0, total, SHARD_BASES):
         letters = read_spans(layout.spans_of(start, min(start + SHARD_BASES, total)))
-        digest.update(pack(letters.tobytes()))
-    sources = []
+        digest.update(pack(letters.tobytes()).data)
+    sources: list[Any] = []
     for source, files, masked in zip(layout.description.sources, layout.files, layout.soft_masked, strict=True):
         sources.append(
             {

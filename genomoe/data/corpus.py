@@ -97,7 +97,9 @@ def locate(contigs: ContigTable, positions: np.ndarray) -> np.ndarray:
     return np.searchsorted(contigs.offsets, positions, side="right") - 1
 
 
-def contig_table(names: list[str], lengths: Sequence[int], sources: Sequence[int]) -> ContigTable:
+def contig_table(
+    names: list[str], lengths: Sequence[int] | np.ndarray, sources: Sequence[int] | np.ndarray
+) -> ContigTable:
     """Lay contigs end to end."""
     sizes = np.asarray(lengths, dtype=np.int64)
     offsets = np.cumsum(sizes) - sizes

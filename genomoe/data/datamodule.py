@@ -160,7 +160,8 @@ class GenomeDataModule(lightning.LightningDataModule):
         if corpus is not None and val:
             raise GenoMoEError("data.corpus is divided by data.split; leave data.val empty.")
         self.corpus_spec = corpus
-        self.split = SplitConfig(**{k: tuple(v) if k in ("valid", "test") else v for k, v in (split or {}).items()})
+        parts: dict[str, Any] = {k: tuple(v) if k in ("valid", "test") else v for k, v in (split or {}).items()}
+        self.split = SplitConfig(**parts)
         self.tokenizer: Tokenizer = make_tokenizer(tokenizer)
         self.train_paths, self.val_paths = train, val
         self.context_length, self.batch_size = context_length, batch_size

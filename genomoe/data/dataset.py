@@ -196,7 +196,7 @@ class StreamingGenomeDataset(IterableDataset[Batch]):
             lengths=_extended(lengths, filler, 0),
             sizes=sizes,
             packed=self.pack,
-            index=_extended(windows.index, filler, -1),
+            index=_extended(windows.number, filler, -1),
             tags=names + ("",) * filler,
         )
 

@@ -69,7 +69,8 @@ def parse_file(path: Path, raw: Path) -> ParsedFile:
     def close() -> None:
         if name:
             content = int.from_bytes(digest.digest()[:8], "little", signed=True)
-            contigs.append(ParsedContig(name, place - start, *counts, content))
+            unknown, gc, ambiguous = counts
+            contigs.append(ParsedContig(name, place - start, unknown, gc, ambiguous, content))
             if open_runs:
                 runs.append(join_runs(open_runs))
 

@@ -29,7 +29,7 @@ from genomoe.genome.errors import GenoMoEError
 _BLOCK_ORDER, _WINDOW_ORDER, _PHASE, _DRAW, _START, _STRAND, _THIN = range(1, 8)
 
 
-def mix64(values: np.ndarray | int) -> np.ndarray:
+def mix64(values: np.ndarray | np.uint64 | int) -> np.ndarray:
     """SplitMix64's finaliser (Steele, Lea & Flood 2014): 64-bit integers to well-mixed 64-bit integers."""
     z = np.asarray(values, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -45,7 +45,7 @@ def hash64(key: tuple[int, ...], values: np.ndarray) -> np.ndarray:
 
 @lru_cache
 def _key_hash(key: tuple[int, ...]) -> np.uint64:
-    state = np.uint64(0x9E3779B97F4A7C15)
+    state: np.ndarray | np.uint64 = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         for part in key:
             state = mix64(state + np.uint64(part & 0xFFFFFFFFFFFFFFFF) * np.uint64(0x9E3779B97F4A7C15))
@@ -121,8 +121,8 @@ class SamplingConfig:
 class Windows(NamedTuple):
     """Some windows of an epoch, in order; the columns are parallel."""
 
-    index: np.ndarray
-    """int64, number within the epoch."""
+    number: np.ndarray
+    """int64, within the epoch."""
     starts: np.ndarray
     """int64, first base on the global axis."""
     ends: np.ndarray
@@ -216,7 +216,7 @@ class EpochPlan:
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"windows {lo}..{hi} of an epoch of {len(self)}")
         first, ahead = self._ahead  # one attribute read: threads may share the plan
-        if not first <= lo <= hi <= first + len(ahead.index):
+        if not first <= lo <= hi <= first + len(ahead.number):
             first, ahead = lo, self._windows(lo, min(max(hi, lo + AHEAD), len(self)))
             self._ahead = first, ahead
         return Windows(*(column[lo - first : hi - first] for column in ahead))

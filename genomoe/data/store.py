@@ -129,7 +129,7 @@ class ZarrCorpus:
         total = -(-int(self.contigs.lengths.sum()) // BASES_PER_BYTE)
         for start in range(0, total, SHARD):
             try:
-                digest.update(np.ascontiguousarray(self._packed(start, min(start + SHARD, total))))
+                digest.update(np.ascontiguousarray(self._packed(start, min(start + SHARD, total))).data)
             except Exception as error:  # every codec has its own exception for damaged bytes
                 raise IntegrityError(
                     f"{self.path}: a chunk near base {start * BASES_PER_BYTE:,} is damaged ({error})."
@@ -176,7 +176,7 @@ class ZarrCorpus:
 
 def array_sha256(values: np.ndarray) -> str:
     """SHA-256 of an array's bytes."""
-    return hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
 
 
 def check_sources(path: Path, attributes: dict[str, Any], on_change: OnChange) -> None:

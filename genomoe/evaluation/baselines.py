@@ -131,7 +131,8 @@ Hits = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
 def _split(sequences: Sequence[Codes]) -> tuple[list[Codes], list[Codes]]:
-    kept, held_out = [], []
+    kept: list[Codes] = []
+    held_out: list[Codes] = []
     number = 0
     for codes in sequences:
         size = max(1, min(BLOCK, len(codes) // HELD_OUT_EVERY))

@@ -97,11 +97,10 @@ def evaluate_variants(
     options = {"ref_mismatch": "skip", "unknown_contig": "skip"} | options
     scorer = predictor.scorer(reference, **options)
     table = labelled.table
+    columns = (table[name].tolist() for name in ("contig", "position", "ref", "alt"))
     rows = [
-        InputRow(
-            number=i, contig=str(r.contig), position=int(r.position) - 1, id=".", ref=r.ref, alts=(r.alt,), fields=()
-        )
-        for i, r in enumerate(table.itertuples(), start=1)
+        InputRow(number=i, contig=str(contig), position=int(position) - 1, id=".", ref=ref, alts=(alt,), fields=())
+        for i, (contig, position, ref, alt) in enumerate(zip(*columns, strict=True), start=1)
     ]
     checked = [scorer.check(row, row.alts[0], labelled.name) for row in rows]
     usable = np.array([variant is not None and status.has_score for variant, status in checked])
@@ -280,9 +279,9 @@ def _warnings(overall: pd.DataFrame, means: pd.DataFrame, groupings: Mapping[str
                 f"(the model {model['value']:.3f}): the score may only tell {grouping} apart; read the figures within."
             )
     inside = means[means["score"] == "model"].set_index("grouping")["value"]
-    for grouping, value in inside.items():
+    for within, value in inside.items():
         if metric == "auroc" and np.isfinite(value) and model["value"] - value > EXPLAINED:
-            found.append(f"Within {grouping} the model's AUROC falls from {model['value']:.3f} to {value:.3f}.")
+            found.append(f"Within {within} the model's AUROC falls from {model['value']:.3f} to {value:.3f}.")
     for name in by_score.index.drop("model"):
         if by_score.loc[name, "value"] >= model["value"]:
             found.append(f"The baseline '{name}' ({by_score.loc[name, 'value']:.3f}) is no worse than the model.")

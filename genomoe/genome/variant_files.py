@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ class VariantSource:
         )
 
 
-def open_variants(path: str | Path, columns: Mapping[str, str] | None = None) -> VariantSource:
+def open_variants(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> VariantSource:
     """Looks at a variant file and returns a source of its rows; the format is told by content, then by the
     name.
 

@@ -138,7 +138,7 @@ class PairScorer:
             raise GenoMoEError(f"Unknown score '{kind}': it is one of {', '.join(SCORES)}.")
         self.model, self.kind, self.unk_id = model, kind, unk_id
         self.device = model.embed.weight.device
-        one_launch = LARGEST // model.layers[0].attention.qkv.weight.shape[0]
+        one_launch = LARGEST // ((model.config.num_heads + 2 * model.config.num_kv_heads) * model.config.head_size)
         self.batch_tokens = batch_tokens or (16384 if self.device.type == "cpu" else min(262144, one_launch))
         self.batch_pairs = batch_pairs
 

@@ -64,7 +64,7 @@ def generate(
 
     Raises GenoMoEError for an empty prompt, bad numbers, or prompt and continuation longer than the context.
     """
-    ids = tokenizer.encode(to_bytes(prompt)) if prompt else []
+    ids = tokenizer.encode(to_bytes(prompt))
     if not len(ids):
         raise GenoMoEError("The prompt is empty: the model predicts a base from those before it, so give at least one.")
     for name, value, allowed, words in (

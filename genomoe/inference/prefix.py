@@ -11,7 +11,7 @@ of one block of suffixes W windows, N suffixes a window, L tokens a suffix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class PrefixCache:
             return q_BPHC[:, :0]
         return attention(q_BPHC, k_BPGC, v_BPGC, window=window, backend=self.backend)
 
-    def run_layer(self, index, layer, x_TD, layout, valid_T, kernels):  # type: ignore[no-untyped-def]
+    def run_layer(self, index, layer, x_TD, layout, valid_T, kernels):
         """As usual, but the last layer goes no further than its keys and values, and leaves the hidden states alone."""
         if index != self.last_layer:
             return run_layer(index, layer, x_TD, layout, valid_T, kernels)
@@ -110,7 +110,7 @@ class SuffixAttention:
     def _block(self, layer: int, block: SuffixBlock, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         own = [x.unflatten(0, (len(block.windows), block.count, block.length)) for x in (q, k, v)]
         options: dict[str, Any] = {}
-        attend = prefix_attention
+        attend: Callable[..., Tensor] = prefix_attention
         if window is not None and window < block.start + block.length:
             attend, options = windowed_attention, {"window": window, "stretch": 64 if q.device.type == "cpu" else 1024}
         if block.start:

@@ -68,7 +68,7 @@ def route_sequences(
 
 def expert_load(table: pd.DataFrame) -> pd.DataFrame:
     """Share of the tokens whose choices include each expert, layers by experts; a row sums to K."""
-    return _per_label(table, pd.Series("all", index=table.index)).loc["all"]
+    return _per_label(table, pd.Series("all", index=table.index)).droplevel("label")
 
 
 def expert_enrichment(table: pd.DataFrame, labels: pd.Series) -> pd.DataFrame:
@@ -87,7 +87,7 @@ def expert_enrichment(table: pd.DataFrame, labels: pd.Series) -> pd.DataFrame:
     layer_tokens = table.groupby("layer").size()
     shares = (counts + 0.5).div(label_tokens.reindex(counts.index) + 1, axis=0)
     overall = (totals + 0.5).div(layer_tokens.reindex(counts.index, level="layer") + 1, axis=0)
-    return np.log2(shares / overall)
+    return (shares / overall).apply(np.log2)
 
 
 def _counts(table: pd.DataFrame, labels: pd.Series) -> pd.DataFrame:

@@ -30,7 +30,7 @@ def plot_loss_curve(
     ):
         if column in metrics:
             rows = metrics.dropna(subset=[column])
-            axes.plot(rows["step"], rows[column], label=label, **style)  # type: ignore[arg-type]
+            axes.plot(rows["step"], rows[column], label=label, **style)
     for number, (name, value) in enumerate((baselines or {}).items()):
         axes.axhline(value, linestyle="--", linewidth=1.0, color=f"C{number + 2}", label=f"{name}: {value:.3f}")
     axes.set_ylim(top=min(axes.get_ylim()[1], 2.1))  # the first steps, above a uniform guess, would flatten the rest

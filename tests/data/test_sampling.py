@@ -67,7 +67,7 @@ def test_without_replacement_every_window_comes_once(segments, options, epoch):
     config = SamplingConfig(**options)
     plan = EpochPlan(segments, np.ones(2), config, epoch)
     windows = everything(plan)
-    assert np.array_equal(windows.index, np.arange(len(plan)))
+    assert np.array_equal(windows.number, np.arange(len(plan)))
     assert len(np.unique(windows.starts)) == len(plan)
     rows = np.searchsorted(segments.starts, windows.starts, side="right") - 1
     assert (windows.ends <= segments.ends[rows]).all()
