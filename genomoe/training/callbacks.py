@@ -1,5 +1,6 @@
 """Lightning callbacks: exact checkpoints and a progress line."""
 
+import os
 import signal
 import sys
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -23,9 +25,9 @@ class Interrupted(GenoMoEError):
 class Checkpoint(lightning.Callback):
     """Saves the whole training state every `every_n_steps` updates and at the end; keeps the newest `keep`.
 
-    Also on SIGTERM, and, in a run of one process, on Ctrl-C: the first lets the update finish, saves and raises
-    Interrupted, the second stops at once. An older checkpoint is deleted only after a newer one is safely under
-    its name.
+    Also on SIGTERM and Ctrl-C. In a run of one process the first of them lets the update under way finish, saves, and
+    raises SIGTERMException or Interrupted; a second stops at once. In a run of several processes Lightning's own
+    handler sees to SIGTERM. An older checkpoint is deleted only after a newer one is safely under its name.
     """
 
     def __init__(self, folder: str | Path, *, every_n_steps: int = 100, keep: int = 2) -> None:
@@ -36,17 +38,22 @@ class Checkpoint(lightning.Callback):
         self.every_n_steps = every_n_steps
         self.keep = keep
         self._saved_step = -1
-        self._interrupted = False
-        self._usual_handler: Any = None
+        self._signal: int | None = None
+        self._usual_handlers: dict[int, Any] = {}
+        self._process = 0
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """Take over Ctrl-C."""
+        """Take over Ctrl-C and SIGTERM."""
         if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
-            self._usual_handler = signal.signal(signal.SIGINT, self._note_interrupt)
+            self._process = os.getpid()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._usual_handlers[number] = signal.signal(number, self._note_signal)
 
     def on_train_batch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         """Stop if it was asked for: after the update's checkpoint, its row of metrics and its validation."""
-        if self._interrupted and trainer.global_step == self._saved_step:
+        if self._signal is not None and trainer.global_step == self._saved_step:
+            if self._signal == signal.SIGTERM:
+                raise SIGTERMException
             raise Interrupted(
                 f"interrupted after step {self._saved_step}, which was saved; start the same command again to go on."
             )
@@ -57,7 +64,7 @@ class Checkpoint(lightning.Callback):
         """Save when the number of updates is due."""
         step = trainer.global_step
         updated = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        stop = trainer.received_sigterm or (self._interrupted and updated)
+        stop = trainer.received_sigterm or (self._signal is not None and updated)
         due = step % self.every_n_steps == 0 or step == trainer.max_steps or stop
         if due and step != self._saved_step:
             self._saved_step = step
@@ -67,22 +74,27 @@ class Checkpoint(lightning.Callback):
                     path.unlink()
 
     def on_train_end(self, *_: Any) -> None:
-        """Give Ctrl-C back."""
-        self._restore_handler()
+        """Give the signals back."""
+        self._restore_handlers()
 
     def on_exception(self, *_: Any) -> None:
-        """Give Ctrl-C back."""
-        self._restore_handler()
+        """Give the signals back."""
+        self._restore_handlers()
 
-    def _note_interrupt(self, signum: int, frame: Any) -> None:
-        self._interrupted = True
-        self._restore_handler()
-        print("\nfinishing this update to save it; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+    def _note_signal(self, number: int, frame: Any) -> None:
+        usual = self._usual_handlers.get(number)
+        self._restore_handlers()
+        if os.getpid() != self._process:  # a loader process that was forked from the training process
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else usual)
+            os.kill(os.getpid(), number)
+            return
+        self._signal = number
+        print("\nfinishing this update to save it; a second signal stops at once", file=sys.stderr, flush=True)
 
-    def _restore_handler(self) -> None:
-        if self._usual_handler is not None:
-            signal.signal(signal.SIGINT, self._usual_handler)
-            self._usual_handler = None
+    def _restore_handlers(self) -> None:
+        for number, handler in self._usual_handlers.items():
+            signal.signal(number, handler)
+        self._usual_handlers = {}
 
 
 class ProgressLine(lightning.Callback):
