@@ -231,7 +231,7 @@ def mixing(dataset: StreamingGenomeDataset) -> dict[str, float]:
     distances, same = [], []
     size = dataset.batch_size
     for windows in epoch_windows(dataset):
-        inside = (windows.index[1:] // size) == (windows.index[:-1] // size)
+        inside = (windows.number[1:] // size) == (windows.number[:-1] // size)
         distances.append(np.abs(np.diff(windows.starts))[inside])
         same.append((np.diff(windows.blocks) == 0)[inside])
     distance, together = np.concatenate(distances), np.concatenate(same)
