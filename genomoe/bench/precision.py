@@ -214,7 +214,7 @@ def _evaluate(model: GenoMoEModel, precision: PrecisionConfig, held_out: Windows
     absent = starts.new_full((-len(starts) % options.windows,), -1)  # batches of one size
     batches = torch.cat([starts, absent]).to(held_out.tokens.device).split(options.windows)
     sums = [_loss(model, precision, held_out.batch(part))[0] for part in batches]
-    nats, count = sum(one.nats_sum for one in sums), sum(one.count for one in sums)
+    nats, count = sum(one.nats_sum for one in sums), sum(one.tokens for one in sums)
     return float(nats / count) / NATS_PER_BIT
 
 

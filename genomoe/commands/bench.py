@@ -106,7 +106,7 @@ VERDICT_COLUMNS = (
 
 def run_precision(
     *, out: Path | None, plot: Path | None, steps: int, seeds: int, small: bool, device: str,
-    sources: dict[str, tuple[str, ...]],
+    sources: dict[str, Any],
 ) -> None:  # fmt: skip
     """Train the same small model by each precision of the experts, from several seeds."""
     from genomoe.bench.precision import PrecisionOptions, Training, run_trainings
@@ -131,7 +131,8 @@ def run_precision(
 
         curves, _ = plot_precision(pd.DataFrame(rows))
         plot.parent.mkdir(parents=True, exist_ok=True)
-        curves.figure.savefig(plot, dpi=150)
+        figure: Any = curves.get_figure()
+        figure.savefig(plot, dpi=150)
         console.print(f"written: {plot}")
     for kind, columns in (("summary", PRECISION_COLUMNS), ("verdict", VERDICT_COLUMNS)):
         short = [row for row in rows if row["kind"] == kind]

@@ -71,7 +71,7 @@ def _write_arrays(sequences: Path, predictor: Predictor, out: Path, options: dic
     unpooled = options["pool"] == "none"
     arrays = dict(zip(names, vectors, strict=True)) if unpooled else {"names": names, "vectors": vectors}
     with replacing(out) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays)
     return len(records)
 
 

@@ -77,7 +77,8 @@ def draw_loss_curve(run: RunDirectory, report: Report) -> Path:
     axes.set_title(f"final model, all held-out bases: {report.scores['model'].bits_per_base:.3f} bits per base")
     path = run.report / "loss_curve.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    axes.get_figure().savefig(path, dpi=150)  # type: ignore[union-attr]
+    figure: Any = axes.get_figure()
+    figure.savefig(path, dpi=150)
     return path
 
 
@@ -90,7 +91,7 @@ def print_table(report: Report, *, title: str = "Held-out") -> None:
     for heading in ("bits per base", "soft-mask weighted", "bases"):
         table.add_column(heading, justify="right")
     for row in report.table().itertuples():
-        table.add_row(row.model, f"{row.bits_per_base:.4f}", f"{row.bits_per_base_weighted:.4f}", f"{row.bases:,}")
+        table.add_row(str(row.model), f"{row.bits_per_base:.4f}", f"{row.bits_per_base_weighted:.4f}", f"{row.bases:,}")
     Console().print(table)
     best, name = ("markov", "the best Markov model") if report.markov else ("composition", "the base composition")
     gap = report.scores[best].bits_per_base - report.scores["model"].bits_per_base

@@ -88,7 +88,7 @@ def run_config(config: DictConfig, *, report: Any = None) -> dict[str, Any]:
             return GenoMoEModel(pretrained().config, device=device)
 
     metric = METRICS[task.metric]
-    given = {"metric": metric, "accelerator": accelerator}
+    given: dict[str, Any] = {"metric": metric, "accelerator": accelerator}
     tell(f"pretrained, {options.mode}")
     results = {"pretrained": finetune(data, task, options, pretrained, tokenizer, report=tell, **given)}
     if config.control:

@@ -40,7 +40,8 @@ def run(
         with replacing(out) as temporary:
             axes = plot_mutagenesis(as_matrix(table))
             axes.set_title(f"{interval}, {options.get('score', 'llr')}")
-            axes.get_figure().savefig(temporary, dpi=150, format="png", bbox_inches="tight")  # type: ignore[union-attr]
+            figure: Any = axes.get_figure()
+            figure.savefig(temporary, dpi=150, format="png", bbox_inches="tight")
         written.append(out.with_suffix(".tsv"))
     write_table(table, written[-1])
     print(f"{len(table)} changes written: {', '.join(map(str, written))}", file=sys.stderr)

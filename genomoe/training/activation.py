@@ -276,7 +276,7 @@ class Offloaded:
         fetched, self.fetched = self.fetched, None
         assert fetched is not None
         torch.cuda.current_stream(self.device).wait_stream(self._stream())
-        before = self.previous and self.previous()
+        before = self.previous() if self.previous is not None else None
         if before is not None:
             before.start_fetch()
         return fetched

@@ -40,7 +40,7 @@ def prepare_backbone(model: GenoMoEModel, mode: str, *, rank: int, alpha: float,
         raise ConfigError(f"lora.dropout={dropout}: peft adapts expert parameters only without dropout; set it to 0.")
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # typed int, but only divided by r
         lora_dropout=0.0,
         target_modules=["qkv", "out"],
         target_parameters=["experts.w_up", "experts.w_down"],

@@ -34,7 +34,7 @@ def compose_config(name: str, overrides: Sequence[str] = (), *, rename: Mapping[
         for override in groups:
             _check_choice(override)
         # Values are checked against the same configuration without them: its keys and its types.
-        before = _compose(name, [o.input_line for o in groups])
+        before = _compose(name, [text for text, override in zip(overrides, parsed, strict=True) if override in groups])
         for override in parsed:
             top = override.key_or_group.split(".")[0]
             if override not in groups and (not (override.is_add() or override.is_delete()) or top not in before):
@@ -106,7 +106,7 @@ def _check_value(override: Override, config: DictConfig) -> None:
         (float, (int, float), "a number"),
     ]
     for kind, allowed, words in kinds:
-        if isinstance(now, kind):  # type: ignore[arg-type]
+        if isinstance(now, kind):
             wrong = not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool))
             if wrong and value is not None:
                 raise ConfigError(f"{key}={value}: expected {words} (the default is {now}).")
@@ -116,8 +116,9 @@ def _check_value(override: Override, config: DictConfig) -> None:
 def _dotted_keys(config: Any, prefix: str = "") -> Iterator[str]:
     if isinstance(config, DictConfig):
         for key in config:
-            yield f"{prefix}{key}"
-            yield from _dotted_keys(config._get_node(key), f"{prefix}{key}.")
+            name = prefix + str(key)
+            yield name
+            yield from _dotted_keys(config._get_node(key), f"{name}.")
 
 
 def _first_line(error: Exception) -> str:

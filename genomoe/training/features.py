@@ -115,7 +115,7 @@ class FeatureModel(nn.Module):
         model = self.backbone if isinstance(self.backbone, GenoMoEModel) else self.backbone.model  # inside an adapter
         usual = model.run_layer
 
-        def run(index, layer, x_TD, *rest):  # type: ignore[no-untyped-def]
+        def run(index, layer, x_TD, *rest):
             return usual(index, layer, x_TD, *rest) if index < self.layer else (x_TD, None)
 
         model.run_layer = run

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import lightning
 import numpy as np
@@ -119,7 +120,7 @@ def finetune(
         layers = backbone.config.num_layers
         options.require(options.layer <= layers, "layer", f"at most {layers}, the model's layers")
         with _seeded(seed):
-            adapted = prepare_backbone(
+            adapted: Any = prepare_backbone(
                 backbone,
                 options.mode,
                 rank=options.lora_rank,

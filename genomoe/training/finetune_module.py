@@ -79,7 +79,7 @@ class FineTuneOptions(Options):
         self.require(len(self.seeds) > 0, "seeds", "a list of at least one whole number")
 
 
-class Batches(IterableDataset):  # type: ignore[type-arg]
+class Batches(IterableDataset):
     """Ready batches of rows; shuffled anew each epoch by (seed, epoch)."""
 
     def __init__(self, tensors: tuple[Tensor, ...], rows: np.ndarray, size: int, *, seed: int | None):
@@ -100,6 +100,9 @@ class Batches(IterableDataset):  # type: ignore[type-arg]
 class Scaled(nn.Module):
     """Features to mean 0 and deviation 1 (over training rows and positions), then a head."""
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(self, head: nn.Module, mean: Tensor, deviation: Tensor):
         super().__init__()
         self.head = head
@@ -112,6 +115,8 @@ class Scaled(nn.Module):
 
 class FineTuneModule(lightning.LightningModule):
     """A head, and the features it stands on: kept ones, or a model that makes them."""
+
+    class_weight: Tensor | None
 
     def __init__(
         self,

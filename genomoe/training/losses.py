@@ -25,7 +25,7 @@ class LossOutput(NamedTuple):
     """Sum of the weights."""
     nats_sum: Tensor
     """Sum of nats over the tokens with a weight above 0 (detached)."""
-    count: Tensor
+    tokens: Tensor
     """Number of tokens with a weight above 0."""
 
 
@@ -51,5 +51,5 @@ def next_token_loss(
         weighted_nats_sum=sums.weighted_nats.detach(),
         weight_sum=weight_sum,
         nats_sum=sums.nats,
-        count=(weights_T > 0).sum().float(),
+        tokens=(weights_T > 0).sum().float(),
     )

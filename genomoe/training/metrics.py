@@ -16,6 +16,11 @@ class BitsPerBase(Metric):
     is_differentiable = False
     higher_is_better = False
 
+    weighted_nats: torch.Tensor
+    weight: torch.Tensor
+    nats: torch.Tensor
+    count: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         for name in ("weighted_nats", "weight", "nats", "count"):
@@ -26,7 +31,7 @@ class BitsPerBase(Metric):
         self.weighted_nats += loss.weighted_nats_sum
         self.weight += loss.weight_sum
         self.nats += loss.nats_sum
-        self.count += loss.count
+        self.count += loss.tokens
 
     def compute(self) -> dict[str, torch.Tensor]:
         """`{"bits_per_base", "bits_per_base_weighted"}`; NaN before any base was counted."""

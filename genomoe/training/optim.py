@@ -64,7 +64,8 @@ def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: f
     Vectors (norms, biases) hold scales and offsets, the embedding holds one row a token that decay would
     shrink whenever the token is absent, and the router's scale sets how sharp the choice is: none is decayed.
     """
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue

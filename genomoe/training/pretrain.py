@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from genomoe.data.collate import Batch
@@ -115,7 +116,7 @@ class CausalModule(lightning.LightningModule):
 
     # ---- optimisation ------------------------------------------------------------------------------------
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with decay groups, its rate stepped after every update."""
         optimizer = make_optimizer(self.model.named_parameters(), self.optim)
         schedule = make_schedule(optimizer, self.total_steps, self.optim)
@@ -125,9 +126,8 @@ class CausalModule(lightning.LightningModule):
         """Update the weights, then, in loss-free balancing, the routers' biases by the loads since the last time."""
         super().optimizer_step(*args, **kwargs)
         if self.model.config.router_bias_balancing:
-            for counts_E, layer in zip(self._counts, self.model.layers, strict=True):
-                layer.moe.router.update_balance_bias(_sum_over_ranks(counts_E))
-                counts_E.zero_()
+            self.model.update_balance_bias(_sum_over_ranks(self._counts))
+            self._counts.zero_()
 
     def configure_gradient_clipping(
         self,
@@ -153,7 +153,7 @@ class CausalModule(lightning.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_index: int) -> None:
         """Every `log_every_n_steps` updates, log a row."""
-        step, every = self.trainer.global_step, self.trainer.log_every_n_steps
+        step, every = self.trainer.global_step, self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         stepped = (batch_index + 1) % self.trainer.accumulate_grad_batches == 0
         if stepped and (step % every == 0 or step == self.trainer.max_steps):
             self._log(self._training_row())
@@ -165,7 +165,7 @@ class CausalModule(lightning.LightningModule):
     def _training_row(self) -> dict[str, float]:
         """The figures of the last batch of all ranks."""
         loss: LossOutput = self._last["loss"]
-        sums = [loss.weighted_nats_sum, loss.weight_sum, loss.nats_sum, loss.count]
+        sums = [loss.weighted_nats_sum, loss.weight_sum, loss.nats_sum, loss.tokens]
         weighted_nats, weight, nats, count = _sum_over_ranks(torch.stack(sums).double()).tolist()
         router = _sum_over_ranks(torch.stack([value.detach() for value in self._last["router"].values()]))
         counts_LE = _sum_over_ranks(torch.stack([layer.stats.counts_E.float() for layer in self._last["routing"]]))

@@ -119,7 +119,7 @@ def open_run(config: DictConfig) -> tuple[RunDirectory, Path | None]:
 
 def is_main_process() -> bool:
     """Whether this is the one process of a run that writes files (before the process group exists, too)."""
-    return int(rank_zero_only.rank or 0) == 0
+    return int(getattr(rank_zero_only, "rank", None) or 0) == 0
 
 
 def write_provenance(run: RunDirectory, config: DictConfig) -> None:

@@ -124,7 +124,8 @@ def read_inputs(task: TaskConfig, table: pd.DataFrame) -> TaskInputs:
     """
     needed = {"sequence": ["sequence"], "interval": ["contig", "start", "end"]}
     _need(task, table, needed.get(task.input, ["contig", "position", "ref", "alt"]))
-    rows, dropped, centre = np.arange(len(table)), {}, slice(None)
+    rows, centre = np.arange(len(table)), slice(None)
+    dropped: Mapping[str, int] = {}
     ref: list[bytes] | None = None
     if task.input == "sequence":
         alt, centre = _sequences(task, table[task.column("sequence")].astype(str).tolist())

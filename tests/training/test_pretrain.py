@@ -36,7 +36,7 @@ def test_loss_equals_the_plain_formula_in_value_and_gradient(chunk: int | None) 
     torch.testing.assert_close(got.loss.double(), expected, rtol=1e-6, atol=0)
     for name, a, b in zip(("hidden", "weight"), torch.autograd.grad(got.loss, [hidden, weight]), wanted, strict=True):
         assert (a - b).norm() < 1e-6 * b.norm(), name
-    assert got.count == (weights > 0).sum()
+    assert got.tokens == (weights > 0).sum()
     assert got.nats_sum.item() == pytest.approx(nats[weights > 0].sum().item(), rel=1e-6)
 
 
