@@ -7,6 +7,7 @@ position 8,192 in float32 is off by up to 5e-4. Here these three are in float64,
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,11 @@ def in_float64(model: Any) -> Any:
     """A copy of a `MixtralForCausalLM` (with the default rotary embedding) that computes in float64 throughout."""
     exact = copy.deepcopy(model).double()
     exact.set_experts_implementation("eager")  # the grouped product is of bfloat16 only
-    replaced = {"MixtralRMSNorm": _norm, "MixtralRotaryEmbedding": _rotary, "MixtralTopKRouter": _router}
+    replaced: dict[str, Callable[..., Any]] = {
+        "MixtralRMSNorm": _norm,
+        "MixtralRotaryEmbedding": _rotary,
+        "MixtralTopKRouter": _router,
+    }
     found = set()
     for module in exact.modules():
         kind = type(module).__name__

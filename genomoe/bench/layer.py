@@ -122,14 +122,19 @@ def float64_truth(
     return {"out": out.detach(), "dx": dx, "dw_up": dw_up, "dw_down": dw_down, "dscores": dscores}
 
 
+def _grad(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad
+
+
 def relative_errors(
     truth: dict[str, Tensor], out: Tensor, x: Tensor, scores: Tensor, weights: Sequence[Tensor]
 ) -> dict[str, float]:
     """Frobenius norms. Weight gradients are compared only where the implementation has them stacked."""
     few = truth["out"].shape[0]
-    got = {"out": out[:few], "dx": x.grad[:few], "dscores": scores.grad[:few]}
+    got = {"out": out[:few], "dx": _grad(x)[:few], "dscores": _grad(scores)[:few]}
     if len(weights) == 2:
-        got |= {"dw_up": weights[0].grad[0], "dw_down": weights[1].grad[0]}
+        got |= {"dw_up": _grad(weights[0])[0], "dw_down": _grad(weights[1])[0]}
     errors = {}
     for name, value in got.items():
         error = (value.double() - truth[name]).norm() / truth[name].norm()
@@ -239,7 +244,7 @@ def ours(backend: str, precision: str, save: str, chunk_tokens: int | None) -> C
         def layer(x: Tensor, index: Tensor, scores: Tensor) -> Tensor:
             return grouped_mlp(
                 x, w_up, w_down, index, scores,
-                backend=backend, precision=precision, save=save, chunk_tokens=chunk_tokens,
+                backend=backend, precision=precision, save=save, chunk_tokens=chunk_tokens,  # type: ignore[arg-type]
             )  # fmt: skip
 
         return layer, [w_up, w_down]
@@ -250,7 +255,9 @@ def ours(backend: str, precision: str, save: str, chunk_tokens: int | None) -> C
 def implementations() -> list[tuple[dict[str, Any], Callable[..., Any]]]:
     """What is compared: labels of the row, and how to make the layer, the closest rivals next to each other."""
     rows: list[tuple[dict[str, Any], Callable[..., Any]]] = []
-    labels = {"implementation": "genomoe-fused", "precision": "bf16", "save": "mxfp8", "chunk_tokens": None}
+    labels: dict[str, Any] = {
+        "implementation": "genomoe-fused", "precision": "bf16", "save": "mxfp8", "chunk_tokens": None
+    }  # fmt: skip
     rows.append((labels, ours("fused", "bf16", "mxfp8", None)))
     rows.append((_peer_labels("sonicmoe"), PEERS["sonicmoe"]))
     for precision, save, chunk in OURS:

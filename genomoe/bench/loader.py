@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,12 +87,12 @@ def make_inputs(folder: Path, bases: int) -> dict[str, Path]:
             letters = np.frombuffer(b"ACGT", dtype=np.uint8)[rng.integers(0, 4, length)]
             for start in rng.integers(0, length - 1000, length // 10_000):
                 letters[start : start + 1000] |= 0x20
-            raw.write(letters)
+            raw.write(letters.tobytes())
             plain.write(b">c%d\n" % number)
             rows = letters[: length // 80 * 80].reshape(-1, 80)
             plain.write(np.pad(rows, ((0, 0), (0, 1)), constant_values=10).tobytes())
             plain.write(letters[length // 80 * 80 :].tobytes() + b"\n")
-    with BGZFile(str(paths["genome.fa.gz"]), "wb") as out, open(paths["genome.fa"], "rb") as plain:
+    with BGZFile(str(paths["genome.fa.gz"]), "wb", None) as out, open(paths["genome.fa"], "rb") as plain:
         while chunk := plain.read(1 << 20):
             out.write(chunk)
     build_corpus(describe_paths([str(paths["genome.fa"])]), paths["genome.zarr"])
@@ -156,11 +157,11 @@ def _subjects(
     subjects: dict[str, Callable[[], Rates]] = {}
     for name, corpus in corpora.items():
         for workers in (0, *options.workers):
-            subjects[f"genomoe {name}, {workers} workers"] = lambda corpus=corpus, workers=workers: _time_loader(
-                corpus, window, workers, options.seconds
+            subjects[f"genomoe {name}, {workers} workers"] = partial(
+                _time_loader, corpus, window, workers, options.seconds
             )
     for name, fetch in _bare(paths, corpora).items():
-        subjects[f"bare {name}"] = lambda fetch=fetch: _time_fetch(fetch, spans, options.seconds)
+        subjects[f"bare {name}"] = partial(_time_fetch, fetch, spans, options.seconds)
     return subjects
 
 
@@ -212,7 +213,7 @@ def _time_loader(corpus: Corpus, window: int, workers: int, seconds: float) -> R
     return Rates(bases / elapsed, bases / own, loaders)
 
 
-def _processor_seconds(processes: Sequence[int]) -> float | None:
+def _processor_seconds(processes: Sequence[int | None]) -> float | None:
     """Processor time of other processes so far; None where the system doesn't tell."""
     ticks = 0
     for process in processes:

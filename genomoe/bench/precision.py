@@ -34,6 +34,7 @@ from genomoe.genome.alphabet import NucleotideTokenizer, reverse_complement
 from genomoe.genome.fasta_parser import read_fasta
 from genomoe.genome.sequence_files import resolve_path
 from genomoe.model import GenoMoEModel, KernelOptions, ModelConfig
+from genomoe.model.transformer import Layer
 from genomoe.ops.grouped_mlp import select_backend
 from genomoe.training.losses import NATS_PER_BIT, LossOutput, next_token_loss
 from genomoe.training.optim import OptimConfig, make_optimizer, make_schedule
@@ -104,7 +105,7 @@ class PrecisionOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @classmethod
-    def small(cls, steps: int, seeds: int = 3, **sources: tuple[str, ...]) -> PrecisionOptions:
+    def small(cls, steps: int, seeds: int = 3, **sources: Any) -> PrecisionOptions:
         """Seconds on a CPU: the command's every part, and figures that mean nothing."""
         return cls(model=SMALL, steps=steps, seeds=seeds, windows=4, context=64, evaluation_windows=16, **sources)
 
@@ -219,7 +220,9 @@ def _evaluate(model: GenoMoEModel, precision: PrecisionConfig, held_out: Windows
 
 
 def _backend(model: GenoMoEModel, compute: str) -> str:
-    experts = model.layers[0].moe.experts  # type: ignore[union-attr]
+    layer = model.layers[0]
+    assert isinstance(layer, Layer)
+    experts = layer.moe.experts
     dtype = getattr(torch, compute)
     x_TD = torch.empty(1, model.config.hidden_size, device=experts.w_up.device, dtype=dtype)
     kernels = model.kernels

@@ -28,7 +28,7 @@ from genomoe.genome.alphabet import NucleotideTokenizer
 from genomoe.inference.engine import Pair, PairScorer
 from genomoe.model.config import ModelConfig
 from genomoe.model.kernels import KernelOptions
-from genomoe.model.transformer import GenoMoEModel
+from genomoe.model.transformer import GenoMoEModel, Layer
 
 __all__ = ["run_scoring"]
 
@@ -188,6 +188,7 @@ def _model(config: ModelConfig, device: str, dtype: torch.dtype) -> GenoMoEModel
         model = GenoMoEModel(config, device=device, dtype=dtype, kernels=KernelOptions())
     with torch.no_grad():  # our routers are float32 always: rounded, so that both sides have the same weights
         for layer in model.layers:
+            assert isinstance(layer, Layer)
             layer.moe.router.weight.copy_(layer.moe.router.weight.to(dtype))
     return model.eval().requires_grad_(False)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from genomoe.genome.alphabet import NucleotideTokenizer
 from genomoe.genome.coordinates import Interval, Variant
+from genomoe.genome.variants import Strand
 from genomoe.inference.engine import Pair
 from genomoe.inference.scoring import ScoringOptions, VariantScorer
 from genomoe.model.config import ModelConfig
@@ -86,9 +87,8 @@ def case_pairs(case: ScoringCase, model: GenoMoEModel) -> list[Pair]:
     options = ScoringOptions(window=case.window, window_mode=case.window_mode, strands=case.strands)  # type: ignore[arg-type]
     scorer = VariantScorer(model, NucleotideTokenizer(), reference, options)
     variants = case.variants(reference.sequence)
-    return [
-        scorer.pair(variant, strand) for strand in ("+-" if case.strands == "both" else "+") for variant in variants
-    ]
+    strands: tuple[Strand, ...] = ("+", "-") if case.strands == "both" else ("+",)
+    return [scorer.pair(variant, strand) for strand in strands for variant in variants]
 
 
 class _Random:

@@ -34,10 +34,11 @@ class HuggingFaceLoop:
     def __init__(self, model: GenoMoEModel, device: str, dtype: torch.dtype):
         import transformers
 
+        mixtral: Any = transformers.MixtralForCausalLM
         with tempfile.TemporaryDirectory() as folder:
             export_mixtral(model, NucleotideTokenizer().to_dict(), f"{folder}/mixtral")
             self.models = {
-                name: transformers.MixtralForCausalLM.from_pretrained(
+                name: mixtral.from_pretrained(
                     f"{folder}/mixtral", dtype=dtype, attn_implementation="sdpa", experts_implementation=name
                 )
                 .to(device)

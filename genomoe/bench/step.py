@@ -114,7 +114,8 @@ class HuggingFaceSubject:
         from transformers import MixtralConfig, MixtralForCausalLM
 
         how = {"hf-loop": "eager", "hf-grouped_mm": "grouped_mm"}[case.implementation]
-        config = MixtralConfig(**to_mixtral_config(case.model), output_router_logits=True, attn_implementation="sdpa")
+        options: dict[str, Any] = {"output_router_logits": True, "attn_implementation": "sdpa"}
+        config = MixtralConfig(**to_mixtral_config(case.model), **options)
         with torch.device(device):
             self.model = MixtralForCausalLM._from_config(config, dtype=torch.bfloat16, experts_implementation=how)
         self.model.train()
