@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch
 
-__all__ = ["free", "in_short", "interleaved"]
+from genomoe.bench.device import synchronize
+
+__all__ = ["in_short", "interleaved"]
 
 
 def interleaved(
@@ -28,10 +28,10 @@ def interleaved(
                 errors[name] = "not run: the time budget was spent"
                 continue
             try:
-                _wait(device)
+                synchronize(device)
                 start = clock()
                 scores[name] = run()
-                _wait(device)
+                synchronize(device)
                 elapsed = clock() - start
             except (RuntimeError, ValueError) as error:
                 errors[name] = in_short(error)
@@ -47,15 +47,3 @@ def interleaved(
 def in_short(error: Exception) -> str:
     """An error's kind and the beginning of what it says."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def free(device: str) -> None:
-    """Give back memory that nothing refers to."""
-    gc.collect()
-    if device != "cpu":
-        torch.cuda.empty_cache()
-
-
-def _wait(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()

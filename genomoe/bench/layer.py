@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import gc
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genomoe.bench import sonicmoe
+from genomoe.bench.device import free
 from genomoe.bench.layer_peers import PEERS, Layer
 from genomoe.ops.grouped_mlp import grouped_mlp
 
@@ -159,8 +159,7 @@ def measure(
         first_line = str(error).splitlines()[0] if str(error) else ""
         return {"error": f"{type(error).__name__}: {first_line}"[:300]}
     finally:
-        gc.collect()
-        torch.cuda.empty_cache()
+        free("cuda")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from genomoe.bench.arbiter import agreement
-from genomoe.bench.interleaved import free, in_short, interleaved
+from genomoe.bench.device import free
+from genomoe.bench.interleaved import in_short, interleaved
 from genomoe.bench.scoring_cases import ScoringCase, case_pairs, scoring_cases
 from genomoe.bench.scoring_peer import HuggingFaceLoop
 from genomoe.genome.alphabet import NucleotideTokenizer

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 
 from genomoe.bench.arbiter import in_float64
 from genomoe.bench.attention_operations import AttentionOperations
-from genomoe.bench.interleaved import free, interleaved
+from genomoe.bench.device import free
+from genomoe.bench.interleaved import interleaved
 from genomoe.genome.alphabet import NucleotideTokenizer
 from genomoe.inference.engine import Pair
 from genomoe.model.pretrained import export_mixtral

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from genomoe.bench.attention_operations import AttentionOperations
+from genomoe.bench.device import free, synchronize
 from genomoe.model import GenoMoEModel, KernelOptions, ModelConfig
 from genomoe.model.mixtral import to_mixtral_config
 from genomoe.ops.loss import linear_cross_entropy
@@ -194,7 +194,7 @@ def measure(case: StepCase, device: torch.device, peak_flops: float | None) -> d
         "context": case.context,
         "tokens": tokens,
     }
-    _clear(device)
+    free(device)
     started = time.perf_counter()
     try:
         row |= _timed(case, device, tokens, peak_flops)
@@ -202,7 +202,7 @@ def measure(case: StepCase, device: torch.device, peak_flops: float | None) -> d
         # out of memory, a backend that cannot run here, a library that is missing: said in the row
         row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
     row["wall_s"] = round(time.perf_counter() - started, 2)
-    _clear(device)
+    free(device)
     return row
 
 
@@ -215,16 +215,16 @@ def _timed(case: StepCase, device: torch.device, tokens: int, peak_flops: float 
         optimizer = torch.optim.AdamW(subject.parameters(), lr=1e-5, fused=True)
     with AttentionOperations() as attention:
         _step(subject, optimizer, min(case.context, SHORT))
-    _clear(device)
+    free(device)
     if device.type == "cuda":
         _pin_host_memory(case)
         torch.cuda.reset_peak_memory_stats(device)
     times = []
     for _ in range(case.warmups + case.repeats):
-        _synchronize(device)
+        synchronize(device)
         start = time.perf_counter()
         loss = _step(subject, optimizer, case.context)
-        _synchronize(device)
+        synchronize(device)
         times.append(time.perf_counter() - start)
     seconds = min(times[case.warmups :])
     if not torch.isfinite(loss):
@@ -335,14 +335,3 @@ def measured_peak_flops(device: torch.device) -> float | None:
 
 def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _clear(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
