@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..mxfp8 import MXFP8, Rounding
 from .kernels import passes, products, swiglu
 from .layout import TILE, ExpertLayout
-from .saved import SavedUp
+from .saved import Save, SavedUp
 
 E4M3 = torch.float8_e4m3fn
 
@@ -102,16 +102,16 @@ def combine_rows(y_SD: Float[Tensor, "S D"], layout: ExpertLayout, *, out: Float
 
 
 def swiglu_rows(
-    h_S2I: Float[Tensor, "S 2 I"], layout: ExpertLayout, *, fp8: bool, save_mx: bool
+    h_S2I: Float[Tensor, "S 2 I"], layout: ExpertLayout, *, fp8: bool, save: Save | None
 ) -> tuple[ScaledRows, SavedUp]:
-    """silu(gate) up score, and ``h`` as it is to be kept for backward: itself, or its MXFP8 copy."""
+    """silu(gate) up score, and ``h`` as it is to be kept for backward: itself, or its MXFP8 copy; None: not at all."""
     S, _, I = h_S2I.shape
-    device = h_S2I.device
+    device, save_mx = h_S2I.device, save == "mxfp8"
     a = torch.empty(S, I, dtype=E4M3 if fp8 else h_S2I.dtype, device=device)
     a_scale = torch.empty(S, dtype=torch.float32, device=device) if fp8 else None
     h8 = torch.empty(S, 2, I, dtype=E4M3, device=device) if save_mx else None
     h8_scale = torch.empty(S, 2, I // 32, dtype=torch.uint8, device=device) if save_mx else None
-    largest_2S = torch.empty(2, S, dtype=torch.float32, device=device) if fp8 else None
+    largest_2S = torch.empty(2, S, dtype=torch.float32, device=device) if fp8 and save else None
     rows, block = row_blocks(min(I, 4096), 2048)
     swiglu.swiglu_kernel[(S // rows,)](
         h_S2I, layout.score_S, layout.ends_E, a, a_scale, h8, h8_scale, largest_2S, layout.num_experts, S, I,

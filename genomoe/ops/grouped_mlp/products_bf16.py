@@ -50,7 +50,7 @@ def up(
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     xs = launch.spread_rows(x_TD, layout, fp8=False).values_SX
     h = product(xs, w_up_E2ID, layout)
-    a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save_mx=save == "mxfp8")
+    a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save=save)
     return a.values_SX, saved
 
 

@@ -73,7 +73,7 @@ def up(
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     xs = launch.spread_rows(x_TD, layout, fp8=True)
     h = product(xs, w_up, layout)
-    a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save_mx=save == "mxfp8")
+    a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save=save)
     return a, saved._replace(x_scale_T=xs.scale_T)
 
 

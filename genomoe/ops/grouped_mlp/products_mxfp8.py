@@ -53,7 +53,7 @@ def up(x_TD: Float[Tensor, "T D"], w_up: MXFP8, layout: ExpertLayout, save: Save
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     xs = launch.spread_rows(x_TD, layout, fp8=False).values_SX
     h = product(launch.quantize_mx(xs), w_up, layout)
-    a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save_mx=save == "mxfp8")
+    a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save=save)
     return a.values_SX, saved
 
 

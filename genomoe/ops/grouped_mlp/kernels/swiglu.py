@@ -51,7 +51,7 @@ def swiglu_kernel(
     a_scale_S,  # out float32 power of two per row (FP8)
     h8_S2I,  # out e4m3: MXFP8 copy of h (SAVE_MX)
     h8_scale,  # out uint8 [S, 2, I / 32] (SAVE_MX)
-    largest_2S,  # out float32: each row's largest |silu(gate)| and |up| (FP8)
+    largest_2S,  # out float32: each row's largest |silu(gate)| and |up|; None: not wanted
     num_experts,
     slots,
     I,
@@ -82,7 +82,7 @@ def swiglu_kernel(
                 _store_mx(h8_S2I, h8_scale, gate, rows, column, 0, I, ROWS, BLOCK_I)
                 _store_mx(h8_S2I, h8_scale, up, rows, column, 1, I, ROWS, BLOCK_I)
             silu, _ = silu_and_slope(gate)
-            if FP8:
+            if largest_2S is not None:
                 largest_silu = tl.maximum(largest_silu, tl.max(tl.abs(silu), axis=1))
                 largest_up = tl.maximum(largest_up, tl.max(tl.abs(up), axis=1))
             a = silu * up * score
@@ -96,6 +96,7 @@ def swiglu_kernel(
                 tl.store(at, a.to(tl.bfloat16), mask=inside)
         if FP8:
             tl.store(a_scale_S + rows, power_of_two(exponent))
+        if largest_2S is not None:
             tl.store(largest_2S + rows, largest_silu)
             tl.store(largest_2S + slots + rows, largest_up)
 
