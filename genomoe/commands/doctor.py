@@ -1,6 +1,5 @@
 """`genomoe doctor`: what this machine can run, which backends are picked, and why not the others."""
 
-import importlib.util
 import json
 from importlib import metadata
 from typing import Any
@@ -22,6 +21,7 @@ OPTIONAL = {
     "transformers": "Hugging Face checks: pip install 'genomoe[hf]'",
     "peft": "LoRA fine-tuning: pip install 'genomoe[lora]'",
     "triton": "fused kernels on NVIDIA GPUs",
+    "flash-attn-4": "the fastest attention on Hopper: pip install 'genomoe[flash4]'",
     "transformer_engine": "Transformer Engine backends: pip install 'genomoe[te]'",
 }
 
@@ -124,11 +124,8 @@ def _not_taken(backends: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def _optional(name: str, use: str) -> dict[str, str]:
-    found = importlib.util.find_spec(name) is not None
-    version = "not installed"
-    if found:
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            version = "installed"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = "not installed"
     return {"package": name, "version": version, "brings": use}

@@ -6,7 +6,8 @@ Backends, each with the same meaning:
 - `reference`: scores in float32, masks written out; for tests.
 - `sdpa`: fixed windows by cuDNN where it can run (1.5 times the flash kernel on an H200), all else by PyTorch's
   scaled_dot_product_attention and its own choice; packed sequences one after another, windows in bands.
-- `varlen`: the flash kernel with cu_seqlens and window in one launch (CUDA).
+- `varlen`: the flash kernel of torch with cu_seqlens and window in one launch (CUDA).
+- `flash4`: FlashAttention-4, an optional package; the fastest on Hopper for all of these (`attention_flash4.py`).
 - `te`: Transformer Engine's DotProductAttention (CUDA, imported on first use).
 
 cuDNN is called by hand: which kernel scaled_dot_product_attention prefers is a setting of the whole process, which also
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from genomoe.ops.attention_flash4 import FLASH4, flash4_missing, flash4_pays
 from genomoe.ops.attention_kernels import (
     CUDNN,
     FLASH,
@@ -36,7 +38,7 @@ from genomoe.ops.attention_kernels import (
     kernel_of,
 )
 
-BACKENDS = ("auto", "reference", "sdpa", "varlen", "te")
+BACKENDS = ("auto", "reference", "sdpa", "varlen", "flash4", "te")
 
 
 class Choice(NamedTuple):
@@ -47,9 +49,12 @@ class Choice(NamedTuple):
     others: dict[str, str]
 
 
-def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, window: bool) -> Choice:
+def select_attention(
+    device: torch.device, dtype: torch.dtype, *, packed: bool, window: bool, head_size: int = 64
+) -> Choice:
     """The backend that `auto` means; `genomoe doctor` prints it with its reasons."""
     others = {
+        "flash4": flash4_missing() or "measured on Hopper alone: elsewhere named only (attention=flash4)",
         "varlen": "",
         "sdpa": "",
         "te": transformer_engine_missing() or "no faster than the kernels of torch here: named only (attention=te)",
@@ -60,7 +65,10 @@ def select_attention(device: torch.device, dtype: torch.dtype, *, packed: bool, 
         others["varlen"] = f"torch's variable-length flash kernel needs an NVIDIA GPU, not {device.type}"
     elif dtype not in (torch.bfloat16, torch.float16):
         name, reason = "sdpa", f"the flash and cuDNN kernels take 16-bit inputs, not {dtype}"
-        others["varlen"] = reason
+        others["varlen"] = others["flash4"] = reason
+    elif flash4_pays(dtype, head_size):
+        name, reason = "flash4", "1.15 times cuDNN's kernel on Hopper, forward and backward"
+        others["varlen"] = others["sdpa"] = "slower than FlashAttention-4 on Hopper"
     elif packed or window:
         what = " and ".join(name for name, on in (("packed sequences", packed), ("a sliding window", window)) if on)
         name, reason = "varlen", f"one flash launch covers {what}"
@@ -110,11 +118,19 @@ def attention(
         window = None
     if backend == "auto":
         backend = select_attention(
-            q_THC.device, q_THC.dtype, packed=cu_seqlens is not None, window=window is not None
+            q_THC.device,
+            q_THC.dtype,
+            packed=cu_seqlens is not None,
+            window=window is not None,
+            head_size=q_THC.shape[-1],
         ).name
     masking = Masking(cu_seqlens=cu_seqlens, max_seqlen=longest or 0, causal=causal, window=window)
     if backend == "varlen":
         return _varlen(q_THC, k_TGC, v_TGC, masking, cache)
+    if backend == "flash4":
+        if missing := flash4_missing():
+            raise ValueError(f"the attention backend 'flash4' cannot run: {missing}")
+        return call_kernel(q_THC, k_TGC, v_TGC, _with_longest(masking), FLASH4, cache)
     fixed = backend == "sdpa" and cu_seqlens is None and window is None
     if fixed and cudnn_can_run(q_THC, k_TGC, v_TGC, causal):
         return call_kernel(q_THC, k_TGC, v_TGC, masking, CUDNN, cache)
@@ -188,13 +204,19 @@ def _sdpa_banded(q_BSHC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, window: int) ->
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, masking: Masking, cache: AttentionCache | None) -> Tensor:
     if masking.cu_seqlens is not None:
-        longest = masking.max_seqlen or int(masking.cu_seqlens.diff().max())
-        return call_kernel(q, k, v, dataclasses.replace(masking, max_seqlen=longest), FLASH, cache)
+        return call_kernel(q, k, v, _with_longest(masking), FLASH, cache)
     B, S = q.shape[:2]
     starts = torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=q.device)
     packed = dataclasses.replace(masking, cu_seqlens=starts)
     q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
     return call_kernel(q, k, v, packed, FLASH, cache).unflatten(0, (B, S))
+
+
+def _with_longest(masking: Masking) -> Masking:
+    """Knowing the longest packed sequence, which is read from the device if it was not given."""
+    if masking.max_seqlen or masking.cu_seqlens is None:
+        return masking
+    return dataclasses.replace(masking, max_seqlen=int(masking.cu_seqlens.diff().max()))
 
 
 def transformer_engine_missing() -> str | None:
@@ -227,7 +249,7 @@ def _transformer_engine(q: Tensor, k: Tensor, v: Tensor, masking: Masking) -> Te
     module = _te_module(q.shape[-2], k.shape[-2], q.shape[-1], layout, mask, window)
     packed: dict[str, Any] = {}
     if cu_seqlens is not None:
-        longest = masking.max_seqlen or int(cu_seqlens.diff().max())
+        longest = _with_longest(masking).max_seqlen
         packed = {
             "cu_seqlens_q": cu_seqlens, "cu_seqlens_kv": cu_seqlens,
             "max_seqlen_q": longest, "max_seqlen_kv": longest,

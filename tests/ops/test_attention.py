@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from genomoe.ops import attention as module
 from genomoe.ops import attention_kernels
 from genomoe.ops.attention import attention, select_attention
+from genomoe.ops.attention_flash4 import flash4_missing
 
 LENGTHS = [5, 1, 17, 0, 9]
 
@@ -192,10 +193,12 @@ print(*(event.key for event in trace.key_averages()))
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+@pytest.mark.parametrize("backend", ["sdpa", "varlen", "flash4"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("largest", [1 << 29, 20_000], ids=["one launch", "head groups"])
 def test_gpu_backends_equal_the_reference(backend, packed, window, largest, monkeypatch) -> None:
+    if backend == "flash4" and (missing := flash4_missing()):
+        pytest.skip(missing)
     monkeypatch.setattr(attention_kernels, "LARGEST", largest)
     monkeypatch.setattr(attention_kernels, "REACH", largest)
     generator = torch.Generator("cuda").manual_seed(0)

@@ -28,7 +28,7 @@ from genomoe.training.planning import (
 from genomoe.training.precision import PrecisionConfig
 
 GENOS = ModelConfig.preset("genos-1.2b")
-FUSED = KernelOptions(experts="fused")
+FUSED = KernelOptions(experts="fused", attention="sdpa")
 
 
 def shape(context: int = 8192, batch: int = 4, policy: str = "none", **kernels) -> StepShape:
@@ -116,6 +116,14 @@ def test_past_the_reach_of_a_launch_attention_copies_groups_of_heads() -> None:
     step = peak(shape(within + 256, 1, **kept)) - peak(shape(within, 1, **kept))
     # two groups: the halves of q, k, v, the output, its gradient, dq, dk, dv; and half a float32 sum of dq less
     assert step / within == pytest.approx((2 * (2048 + 2048 + 2048) - 4096) / 2, rel=0.02)
+
+
+def test_flash4_sums_the_gradients_of_shared_heads_in_float32_and_takes_less_time() -> None:
+    kept = {"policy": "layer+attention+mxfp8+offload", "save": "recompute", "chunk_tokens": 8192}
+    one, other = (shape(1 << 19, 1, **kept, attention=name) for name in ("flash4", "sdpa"))
+    assert peak(one) - peak(other) == 2 * 4 * GENOS.num_kv_heads * GENOS.head_size * (1 << 19)
+    with_flash4, without = (plan(GENOS, step, DEVICES["h200"]).seconds["attention"] for step in (one, other))
+    assert with_flash4 < without
 
 
 def test_a_step_that_does_not_fit_is_refused_with_the_cheapest_way_that_does() -> None:

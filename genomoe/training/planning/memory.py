@@ -80,16 +80,21 @@ def _experts_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
 def _attention_transient_bytes(model: ModelConfig, shape: StepShape) -> int:
     """Per token, in attention's backward pass: its output's gradient, dq, dk, dv, and a float32 sum of dq.
 
+    FlashAttention-4 sums dk and dv in float32 too where several query heads share them.
+
     Past `REACH` for one group of heads at a time, on copies of its part of q, k, v, the output and its gradient.
     """
     heads, kv_heads = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     joint = heads + 2 * kv_heads
     gradients = shape.compute_bytes * (heads + joint)
+    sums = 4 * heads
+    if heads != kv_heads and shape.is_flash4(model.head_size):
+        sums += 8 * kv_heads
     if shape.tokens * joint <= REACH:
-        return gradients + 4 * heads
+        return gradients + sums
     groups = num_head_groups(shape.tokens * heads, model.num_kv_heads)
     copies = joint + 2 * heads if groups > 1 else joint
-    return gradients + (shape.compute_bytes * (copies + joint) + 4 * heads) // groups
+    return gradients + (shape.compute_bytes * (copies + joint) + sums) // groups
 
 
 def memory_at_peak(model: ModelConfig, shape: StepShape) -> tuple[dict[str, int], str]:

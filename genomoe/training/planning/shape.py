@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from genomoe.model.kernels import KernelOptions
+from genomoe.ops.attention_flash4 import flash4_pays
 from genomoe.training.optim import OptimConfig
 from genomoe.training.precision import PrecisionConfig
 
@@ -47,6 +50,11 @@ class StepShape:
     def is_fused(self) -> bool:
         """Whether the experts are fused, on a GPU at least."""
         return self.kernels.experts in ("auto", "fused", "te") and self.compute_bytes == 2
+
+    def is_flash4(self, head_size: int) -> bool:
+        """Whether attention is FlashAttention-4's, as far as the packages and the GPU of this machine tell."""
+        auto = self.kernels.attention == "auto" and flash4_pays(torch.bfloat16, head_size)
+        return self.compute_bytes == 2 and (auto or self.kernels.attention == "flash4")
 
 
 def step_shape(

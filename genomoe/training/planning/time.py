@@ -21,6 +21,8 @@ ATTENTION_HALF_CONTEXT = 700
 products of which two are the scores': 400 TFLOP/s at 8k, 426 at 32k, 431 at 131k)."""
 FLASH_SPEED = 0.68
 """Speed of the flash kernel, which sliding windows take, relative to cuDNN's (H200: 294 and 431 TFLOP/s)."""
+FLASH4_SPEED = 1.17
+"""Speed of FlashAttention-4 relative to cuDNN's kernel (H200: 507 and 434 TFLOP/s on 131k tokens)."""
 STREAMS = 100
 """Passes over [T, D] of a layer's step: norms, RoPE, residuals, and what else a measured step takes beside products."""
 
@@ -31,6 +33,8 @@ def _attention_seconds(model: ModelConfig, shape: StepShape, device: Device, win
     flops = 4.0 * model.num_heads * model.head_size * mean_visible_keys(shape.context, window) * shape.tokens
     rate = device.bf16_flops * device.attention_efficiency * seen / (seen + ATTENTION_HALF_CONTEXT)
     rate *= min(1.35, model.head_size / 64) * (1 if shape.compute_bytes == 2 else 1 / 16)
+    if shape.is_flash4(model.head_size):
+        return flops / rate / FLASH4_SPEED
     return flops / rate / (FLASH_SPEED if seen < shape.context else 1)
 
 

@@ -1,0 +1,100 @@
+"""FlashAttention-4 (the flash-attn-4 package), optional and imported on first use.
+
+On an H200 it is the fastest attention for both passes, over fixed windows as over packed sequences with or without a
+sliding window. Its backward pass adds up dq in the order in which blocks finish; under
+`torch.use_deterministic_algorithms` in one order, 5 % slower.
+
+Axis legend: B batch, S sequence, T tokens (packed), H query heads, G key/value heads, C head size.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genomoe.ops.attention_kernels import Kernel, Masking
+
+LARGEST_HEAD = 128
+"""Largest head size for which `auto` takes it."""
+
+
+@functools.cache
+def flash4_missing() -> str | None:
+    """Why FlashAttention-4 cannot run here, or None."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if torch.cuda.get_device_capability()[0] < 9:
+        return "it needs an NVIDIA GPU of compute capability 9.0 or higher"
+    try:
+        metadata.version("flash-attn-4")
+    except metadata.PackageNotFoundError:
+        return "flash-attn-4 is not installed (pip install 'genomoe[flash4]')"
+    return None
+
+
+def flash4_pays(dtype: torch.dtype, head_size: int) -> bool:
+    """Whether `auto` should take it for such heads here: on Hopper, where it was measured."""
+    return (
+        flash4_missing() is None
+        and torch.cuda.get_device_capability()[0] == 9
+        and dtype in (torch.bfloat16, torch.float16)
+        and head_size % 8 == 0
+        and head_size <= LARGEST_HEAD
+    )
+
+
+@torch.library.custom_op("genomoe::flash4_attention_forward", mutates_args=())
+def flash4_forward(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, max_seqlen: int, causal: bool, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Output, shaped as q, and log sum exp of the scores, [B, H, S], or [H, T] packed.
+
+    Queries and keys of fixed windows may differ in number where nothing is masked.
+    """
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    layout = _layout(cu_seqlens, max_seqlen, causal, window)
+    out, lse, *_ = _flash_attn_fwd(q, k, v, return_lse=True, **layout)
+    return out, lse
+
+
+@flash4_forward.register_fake
+def _(q, k, v, cu_seqlens, max_seqlen, causal, window):
+    *batch, heads, _ = q.shape
+    sums = (batch[0], heads, batch[1]) if cu_seqlens is None else (heads, batch[0])
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(sums, dtype=torch.float32)
+
+
+def _layout(cu_seqlens: Tensor | None, max_seqlen: int, causal: bool, window: int | None) -> dict[str, Any]:
+    """The package's names for what a query may attend to."""
+    layout: dict[str, Any] = {"causal": causal}
+    if window is not None:
+        layout = {"causal": False, "window_size_left": window - 1, "window_size_right": 0}
+    if cu_seqlens is not None:
+        layout |= {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+        layout |= {"max_seqlen_q": max_seqlen, "max_seqlen_k": max_seqlen}
+    return layout
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, masking: Masking) -> tuple[Tensor, tuple[Tensor, ...]]:
+    out, lse = flash4_forward(q, k, v, masking.cu_seqlens, masking.max_seqlen, masking.causal, masking.window)
+    return out, (lse,)
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: tuple[Tensor, ...], masking: Masking
+) -> tuple[Tensor, Tensor, Tensor]:
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    layout = _layout(masking.cu_seqlens, masking.max_seqlen, masking.causal, masking.window)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, grad, kept[0], deterministic=deterministic, **layout)
+    return dq, dk, dv
+
+
+FLASH4 = Kernel(forward=_forward, backward=_backward)
+"""FlashAttention-4 over fixed windows or packed sequences, with or without a sliding window."""
