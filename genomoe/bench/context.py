@@ -44,6 +44,7 @@ def context_cases() -> list[StepCase]:
         one(128 * K, "hf-grouped_mm", "layer", 14),
         one(256 * K, "genomoe-fused", "mlp", 18),
         one(512 * K, "genomoe-fused", "layer+attention+mxfp8+offload", 70),
+        one(512 * K, "genomoe-fused", "layer+attention+mxfp8+offload", 65, precision="fp8"),
         one(512 * K, "hf-grouped_mm", "layer", 85),
         one(4096 * K, "genomoe-fused", "layer+mxfp8+offload", 90, model=windowed),
         one(256 * K, "hf-grouped_mm", "layer", 25),
