@@ -95,7 +95,13 @@ class Experts(nn.Module):
         self.w_down = nn.Parameter(torch.empty(E, D, I, device=device, dtype=dtype))
 
     def forward(
-        self, x_TD: Tensor, expert_index_TK: Tensor, scores_TK: Tensor, kernels: KernelOptions, rerun: bool
+        self,
+        x_TD: Tensor,
+        stream_TD: Tensor,
+        expert_index_TK: Tensor,
+        scores_TK: Tensor,
+        kernels: KernelOptions,
+        rerun: bool,
     ) -> Float[Tensor, "T D"]:
         return grouped_mlp(
             x_TD,
@@ -103,6 +109,7 @@ class Experts(nn.Module):
             self.w_down.to(x_TD.dtype),
             expert_index_TK,
             scores_TK,
+            residual_TD=stream_TD,
             backend=kernels.experts,
             precision=kernels.precision,
             save=kernels.save,
@@ -137,21 +144,24 @@ class MoE(nn.Module):
     def forward(
         self,
         x_TD: Float[Tensor, "T D"],
+        stream_TD: Float[Tensor, "T D"],
         valid_T: Bool[Tensor, " T"] | None,
         kernels: KernelOptions,
         expert_index_TK: Int[Tensor, "T K"] | None = None,
     ) -> tuple[Float[Tensor, "T D"], Routing]:
-        """The layer's output and its routing.
+        """The residual stream with the layer's output added, and the layer's routing.
 
         Args:
+            x_TD: the normed stream.
+            stream_TD: the stream; the experts add it as they sum a token's choices, in no pass of its own.
             expert_index_TK: the choice of the first run, when the layer runs again for its backward pass: it is not
                 made again, and the output may be undefined.
         """
         index_TK, scores_TK, stats = self.router(x_TD, valid_T, kernels, expert_index_TK)
-        y_TD = self.experts(x_TD, index_TK, scores_TK, kernels, rerun=expert_index_TK is not None)
         if self.shared is not None:
-            y_TD = y_TD + self.shared(x_TD)
-        return y_TD, Routing(index_TK, scores_TK.detach(), stats)
+            stream_TD = stream_TD + self.shared(x_TD)
+        stream_TD = self.experts(x_TD, stream_TD, index_TK, scores_TK, kernels, rerun=expert_index_TK is not None)
+        return stream_TD, Routing(index_TK, scores_TK.detach(), stats)
 
 
 def router_losses(routing: tuple[Routing, ...], *, reduce: Callable[[Tensor], Any] | None = None) -> dict[str, Tensor]:

@@ -72,8 +72,7 @@ class Layer(nn.Module):
     ) -> tuple[Float[Tensor, "T D"], Routing]:
         x_TD, normed_TD = self.attention_norm(x_TD, None, kernels)
         x_TD, normed_TD = self.moe_norm(x_TD, self.attention(normed_TD, layout, kernels), kernels)
-        delta_TD, routing = self.moe(normed_TD, valid_T, kernels, expert_index_TK)
-        return x_TD + delta_TD, routing
+        return self.moe(normed_TD, x_TD, valid_T, kernels, expert_index_TK)
 
 
 LayerRunner = Callable[..., tuple[Tensor, Routing]]

@@ -127,6 +127,20 @@ def test_recomputing_gives_the_same_bits() -> None:
         assert torch.equal(kept[name], again[name]), name
 
 
+@pytest.mark.parametrize("chunk_tokens", [None, 16])
+def test_a_residual_is_added_and_takes_the_gradient_as_it_is(chunk_tokens: int | None) -> None:
+    leaves, index, dy = tensors(**SIZES)
+    options = {"backend": "fused", "chunk_tokens": chunk_tokens}
+    plain = run(leaves, index, dy, **options)
+    residual = torch.randn_like(dy).requires_grad_()
+    out = grouped_mlp(*leaves[:3], index, leaves[3], residual_TD=residual, **options)
+    torch.testing.assert_close(out, residual + plain["out"], rtol=2**-7, atol=2**-7)  # which rounds once more
+    *gradients, dresidual = torch.autograd.grad(out, [*leaves, residual], dy)
+    assert torch.equal(dresidual, dy)
+    for name, value in zip(("dx", "dw_up", "dw_down", "dscores"), gradients, strict=True):
+        assert torch.equal(value, plain[name]), name
+
+
 @pytest.mark.parametrize(("save", "ups"), [("bf16", 1), ("mxfp8", 1), ("recompute", 0)])
 def test_a_rerun_makes_what_backward_needs_and_no_output(save: str, ups: int, monkeypatch) -> None:
     leaves, index, dy = tensors(**SIZES)
@@ -228,7 +242,7 @@ def test_layout_equals_a_stable_sort(T: int, K: int, E: int) -> None:
     assert (got.ends_E % TILE == 0).all()
 
 
-def test_spread_then_combine_is_k_times_the_input() -> None:
+def test_spread_then_combine_is_k_times_the_input_and_the_residual() -> None:
     x = torch.randn(50, 96, device=DEVICE).bfloat16()
     index = torch.rand(50, 4, device=DEVICE).topk(3).indices
     layout = expert_layout(index, torch.ones(50, 3, device=DEVICE), 4)
@@ -239,6 +253,9 @@ def test_spread_then_combine_is_k_times_the_input() -> None:
     out = torch.full_like(x, torch.nan)
     launch.combine_rows(rows, layout, out=out)
     torch.testing.assert_close(out, (3 * x.float()).bfloat16(), rtol=2**-8, atol=0)
+    residual = torch.randn_like(x)
+    launch.combine_rows(rows, layout, residual=residual, out=out)
+    assert torch.equal(out, (3 * x.float() + residual.float()).bfloat16()), "rounded once"
 
 
 @pytest.mark.parametrize("save", ["bf16", "mxfp8"])

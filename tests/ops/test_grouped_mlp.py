@@ -82,6 +82,18 @@ def test_backends_equal_the_reference(case, T, E, K, backend, options, dtype) ->
         assert not got["w_down"][expert].any()
 
 
+@pytest.mark.parametrize("backend", ["reference", "grouped_mm"])
+def test_a_residual_is_added_and_takes_the_gradient_as_it_is(backend) -> None:
+    x, w_up, w_down, index, scores = inputs("random", 61, 5, 2, torch.float32)
+    residual = torch.randn(x.shape, requires_grad=True)
+    leaves = {"x": x, "w_up": w_up, "w_down": w_down, "scores": scores, "residual": residual}
+    want = gradients(residual + grouped_mlp_reference(x, w_up, w_down, index, scores), leaves)
+    options = {"backend": backend, "chunk_tokens": 16}
+    got = gradients(grouped_mlp(x, w_up, w_down, index, scores, residual_TD=residual, **options), leaves)
+    for name, value in got.items():
+        torch.testing.assert_close(value, want[name], msg=name)
+
+
 def test_the_reference_equals_a_sum_worked_by_hand() -> None:
     x = torch.tensor([[1.0, 2.0]])
     w_up = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])  # I = 1: gate row, up row

@@ -22,6 +22,7 @@ def grouped_mlp(
     expert_index_TK: Int[Tensor, "T K"],
     scores_TK: Float[Tensor, "T K"],
     *,
+    residual_TD: Float[Tensor, "T D"] | None = None,
     backend: str = "auto",
     precision: Literal["bf16", "fp8", "mxfp8", "nvfp4"] = "bf16",
     save: Literal["bf16", "mxfp8", "recompute"] = "bf16",
@@ -36,6 +37,7 @@ def grouped_mlp(
         w_down_EDI: down projection of every expert.
         expert_index_TK: the experts of each token (any integer dtype).
         scores_TK: their weights, float32; differentiable.
+        residual_TD: added to y in the dtype of `x_TD`; by the fused backend in float32, before its one rounding.
         backend: "auto" or a name of `genomoe.ops.grouped_mlp.select`.
         precision: of the products' operands; "bf16" means the weights' own dtype; "nvfp4" is
             Transformer Engine's alone.
@@ -62,5 +64,5 @@ def grouped_mlp(
         raise ValueError(f"the expert backend {backend!r} cannot run here: {why_not}")
     return BACKENDS[backend].run(
         x_TD, w_up_E2ID, w_down_EDI, expert_index_TK, scores_TK,
-        precision=precision, save=save, chunk_tokens=chunk_tokens, rerun=rerun,
+        residual_TD=residual_TD, precision=precision, save=save, chunk_tokens=chunk_tokens, rerun=rerun,
     )  # fmt: skip

@@ -37,6 +37,7 @@ def fused(
     expert_index_TK: Int[Tensor, "T K"],
     scores_TK: Float32[Tensor, "T K"],
     *,
+    residual_TD: Float[Tensor, "T D"] | None = None,
     precision: str = "bf16",
     save: str = "bf16",
     chunk_tokens: int | None = None,
@@ -49,6 +50,7 @@ def fused(
         w_down_EDI.contiguous(),
         expert_index_TK,
         scores_TK,
+        None if residual_TD is None else residual_TD.contiguous(),
         precision,
         save if torch.is_grad_enabled() else "recompute",  # without a backward pass nothing is kept for it
         chunk_tokens,
@@ -58,7 +60,7 @@ def fused(
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w_up, w_down, index, scores, precision, save, chunk_tokens, rerun):
+    def forward(ctx, x, w_up, w_down, index, scores, residual, precision, save, chunk_tokens, rerun):
         products = PRODUCTS[precision]
         ctx.precision, ctx.save = precision, save
         ctx.chunks = _chunks(x.shape[0], chunk_tokens)
@@ -73,7 +75,8 @@ class _Fused(torch.autograd.Function):
             layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
             activation, saved = products.up(x[start:end], up_weight, layout, save_now)
             if not rerun:
-                combine_rows(products.down(activation, down_weight, layout), layout, out=out[start:end])
+                added = None if residual is None else residual[start:end]
+                combine_rows(products.down(activation, down_weight, layout), layout, residual=added, out=out[start:end])
             if save_now:
                 kept += [*layout, *saved]
             del activation, layout, saved  # not to be held while the next chunk runs
@@ -104,7 +107,8 @@ class _Fused(torch.autograd.Function):
             accumulator.add(dw_up, dw_down)
             del dx_SD, dw_up, dw_down, layout, saved
         dw_up, dw_down = accumulator.total(w_up, w_down)
-        return dx, dw_up, dw_down, None, dscores, None, None, None, None
+        dresidual = dy if ctx.needs_input_grad[5] else None
+        return dx, dw_up, dw_down, None, dscores, dresidual, None, None, None, None
 
 
 LAYOUT_FIELDS = len(ExpertLayout._fields)

@@ -90,14 +90,20 @@ def spread_rows(x_TD: Float[Tensor, "T D"], layout: ExpertLayout, *, fp8: bool) 
     return ScaledRows(out, scale_S, scale_T)
 
 
-def combine_rows(y_SD: Float[Tensor, "S D"], layout: ExpertLayout, *, out: Float[Tensor, "T D"]) -> None:
-    """Sum of each token's K rows, in float32, rounded once into ``out``."""
+def combine_rows(
+    y_SD: Float[Tensor, "S D"],
+    layout: ExpertLayout,
+    *,
+    residual: Float[Tensor, "T D"] | None = None,
+    out: Float[Tensor, "T D"],
+) -> None:
+    """Sum of each token's K rows and its row of contiguous ``residual``, in float32, rounded once into ``out``."""
     T, K = layout.slot_TK.shape
     D = y_SD.shape[1]
     block = min(triton.next_power_of_2(D), 1024)
     rows = max(1, 4096 // block)
     passes.combine_kernel[(triton.cdiv(T, rows), triton.cdiv(D, block))](
-        y_SD, layout.slot_TK, out, T, D, K=K, ROWS=rows, BLOCK_D=block, num_warps=8
+        y_SD, layout.slot_TK, residual, out, T, D, K=K, ROWS=rows, BLOCK_D=block, num_warps=8
     )
 
 

@@ -20,10 +20,14 @@ def in_chunks(
     expert_index_TK: Tensor,
     scores_TK: Tensor,
     *,
+    residual_TD: Tensor | None,
     recompute: bool,
     chunk_tokens: int | None,
 ) -> Tensor:
-    """``experts`` over ``chunk_tokens`` tokens at a time; with ``recompute`` only its inputs are kept for backward."""
+    """``experts`` over ``chunk_tokens`` tokens at a time, and the residual added.
+
+    With ``recompute`` only the inputs are kept for backward.
+    """
     T = x_TD.shape[0]
     step = chunk_tokens or max(T, 1)
     out = []
@@ -34,4 +38,5 @@ def in_chunks(
             out.append(checkpoint(experts, *args, use_reentrant=False, preserve_rng_state=False))
         else:
             out.append(experts(*args))
-    return out[0] if len(out) == 1 else torch.cat(out)
+    y_TD = out[0] if len(out) == 1 else torch.cat(out)
+    return y_TD if residual_TD is None else residual_TD + y_TD

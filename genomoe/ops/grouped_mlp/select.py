@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from genomoe.ops.grouped_mlp.reference import grouped_mlp_reference
 
 
 class Backend(NamedTuple):
-    """How to run it (`rerun`: no output is needed), and why it cannot run for given tensors (None: it can)."""
+    """How to run it (the arguments of `grouped_mlp`), and why it cannot run for given tensors (None: it can)."""
 
     run: Callable[..., Tensor]
     unsupported: Callable[..., str | None]
@@ -35,11 +35,11 @@ class Choice(NamedTuple):
     others: dict[str, str]
 
 
-def _run_reference(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
+def _run_reference(*tensors: Tensor, precision: str, save: str, rerun: bool, **options: Any) -> Tensor:
     experts = functools.partial(
         grouped_mlp_reference, precision=precision, save="bf16" if save == "recompute" else save
     )
-    return in_chunks(experts, *tensors, recompute=save == "recompute", chunk_tokens=chunk_tokens)
+    return in_chunks(experts, *tensors, recompute=save == "recompute", **options)
 
 
 def _reference_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:
@@ -53,16 +53,14 @@ def _reference_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, s
     return None
 
 
-def _run_grouped_mm(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
-    return in_chunks(
-        grouped_mm.grouped_mlp_grouped_mm, *tensors, recompute=save == "recompute", chunk_tokens=chunk_tokens
-    )
+def _run_grouped_mm(*tensors: Tensor, precision: str, save: str, rerun: bool, **options: Any) -> Tensor:
+    return in_chunks(grouped_mm.grouped_mlp_grouped_mm, *tensors, recompute=save == "recompute", **options)
 
 
-def _run_fused(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
+def _run_fused(*tensors: Tensor, precision: str, save: str, rerun: bool, **options: Any) -> Tensor:
     from genomoe.ops.grouped_mlp.fused import fused
 
-    return fused(*tensors, precision=precision, save=save, chunk_tokens=chunk_tokens, rerun=rerun)
+    return fused(*tensors, precision=precision, save=save, rerun=rerun, **options)
 
 
 def _fused_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:
@@ -86,11 +84,11 @@ def _fused_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save:
     return None
 
 
-def _run_te(*tensors: Tensor, precision: str, save: str, chunk_tokens: int | None, rerun: bool) -> Tensor:
+def _run_te(*tensors: Tensor, precision: str, save: str, rerun: bool, **options: Any) -> Tensor:
     from genomoe.ops.grouped_mlp.te import grouped_mlp_te
 
     experts = functools.partial(grouped_mlp_te, precision=precision)
-    return in_chunks(experts, *tensors, recompute=save == "recompute", chunk_tokens=chunk_tokens)
+    return in_chunks(experts, *tensors, recompute=save == "recompute", **options)
 
 
 def _te_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:

@@ -70,6 +70,7 @@ def spread_kernel(
 def combine_kernel(
     y_SD,
     slot_TK,
+    residual_TD,  # or None
     out_TD,
     T,
     D,
@@ -77,7 +78,7 @@ def combine_kernel(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """out[t] = sum over k, in order, of y[slot of (t, k)], in float32."""
+    """out[t] = sum over k, in order, of y[slot of (t, k)], then residual[t], in float32."""
     tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = (tokens < T)[:, None] & (columns < D)[None, :]
@@ -88,6 +89,8 @@ def combine_kernel(
             tl.float32
         )
     at = tokens[:, None].to(tl.int64) * D + columns[None, :]
+    if residual_TD is not None:
+        total += tl.load(residual_TD + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_TD + at, total.to(out_TD.dtype.element_ty), mask=inside)
 
 
