@@ -77,8 +77,7 @@ class Window:
     ref: np.ndarray
     suffixes: list[Suffix]
     """REF's, then the ALT's of every pair that has this REF."""
-    total: np.ndarray | None = None
-    """total[i]: log p of the first i tokens that REF's suffix predicts, summed."""
+    log_p_L: np.ndarray | None = None
     hidden_LD: Tensor | None = None
 
     @property
@@ -243,7 +242,7 @@ class PairScorer:
             else:
                 self._change(pairs, running, hidden_TD, out)
         for running, log_p_T in log_p:  # read when all is under way, so that the device need not wait for us
-            self._likelihood(pairs, running, log_p_T.double().cpu().numpy(), out)
+            self._likelihood(pairs, running, log_p_T.cpu().numpy(), out)
 
     def _run_suffixes(self, batch: Sequence[Unit], cache: PrefixCache) -> Tensor:
         def shape(unit: Unit) -> tuple[int, int, int]:
@@ -258,7 +257,7 @@ class PairScorer:
         ids = np.concatenate([suffix.ids[suffix.start : suffix.stop] for suffix in suffixes])
         return self.model(
             self._to_device(ids),
-            cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32, device=self.device),
+            cu_seqlens=torch.arange(0, len(ids) + 1, len(ids), dtype=torch.int32, device=self.device),
             max_seqlen=max(suffix.stop for suffix in suffixes),
             position_ids=torch.cat([block.positions(self.device) for block in blocks]),
             compute_logits=False,
@@ -273,18 +272,18 @@ class PairScorer:
     def _likelihood(
         self, pairs: Sequence[Pair], running: Sequence[tuple[Window, Suffix]], log_p_T: np.ndarray, out: np.ndarray
     ) -> None:
-        """log p summed from the first difference to the end, ALT minus REF."""
+        """log p, ALT minus REF, summed in float64 from the first difference to the end."""
         parts = np.split(log_p_T, np.cumsum([len(suffix) for _, suffix in running])[:-1])
-        for (window, suffix), log_p in zip(running, parts, strict=True):
-            total = np.append(0.0, np.cumsum(log_p))
+        for (window, suffix), own_L in zip(running, parts, strict=True):
             if suffix.index is None:
-                window.total = total
+                window.log_p_L = own_L
                 continue
             pair = pairs[suffix.index]
-            assert window.total is not None, "REF runs before its ALTs"
+            assert window.log_p_L is not None, "REF runs before its ALTs"
             first, end = max(1, pair.first) - 1, pair.end - 1  # tokens that predict those that count
-            alt = total[end - suffix.start] - total[first - suffix.start]
-            out[suffix.index] = alt - (window.total[end - window.start] - window.total[first - window.start])
+            ref_L = window.log_p_L[first - window.start : end - window.start]
+            alt_L = own_L[first - suffix.start : end - suffix.start]
+            out[suffix.index] = np.subtract(alt_L, ref_L, dtype=np.float64).sum()
 
     def _change(
         self, pairs: Sequence[Pair], running: Sequence[tuple[Window, Suffix]], hidden_TD: Tensor, out: np.ndarray
@@ -316,7 +315,10 @@ class PairScorer:
         return 0.5 * ((p.exp() * (p - middle)).sum(-1) + (q.exp() * (q - middle)).sum(-1)) / np.log(2)
 
     def _to_device(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(ids)).to(self.device, non_blocking=True).long()
+        found = torch.from_numpy(ids)
+        if self.device.type == "cuda":
+            found = found.pin_memory()  # else the copy would wait for all that runs
+        return found.to(self.device, non_blocking=True).long()
 
 
 def log_probabilities(hidden_TD: Tensor, head_VD: Tensor) -> Tensor:

@@ -124,4 +124,4 @@ def _rows(x: Tensor, rows: Sequence[int]) -> Tensor:
     """x[rows]: a view where they are neighbours."""
     if list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return x[rows[0] : rows[0] + len(rows)]
-    return x[list(rows)]
+    return x[torch.tensor(rows).to(x.device, non_blocking=True)]  # a list would wait for all that runs
