@@ -106,7 +106,7 @@ def test_every_kernel_on_cuda(monkeypatch, shape, least, dtype):
     monkeypatch.setattr(module, "CUDNN_QUERIES", least)
     given = inputs(*shape, C=64, dtype=dtype, device="cuda")
     got = prefix_attention(*given).double().cpu()
-    tolerance = 1e-5 if dtype == torch.float32 else 0.04  # two roundings of values up to 8 to 8 bits
+    tolerance = 3e-5 if dtype == torch.float32 else 0.04  # values up to 8: sums, or two roundings to 8 bits
     torch.testing.assert_close(got, dense(*(x.cpu() for x in given)), atol=tolerance, rtol=0)
     q, k, v = (x.flatten(0, 1) for x in given[:3])
     part, want = attend_part(q, k, v, causal=True), attend_part_reference(q, k, v, causal=True)
