@@ -47,10 +47,11 @@ SCORES = {
 
 
 def start_step(length: int) -> int:
-    """Suffixes start at multiples of so many tokens of a window of `length`: a power of two, a 64th of it at most.
+    """Suffixes start a token before multiples of so many tokens of a window of `length`: a power of two, a 64th of it
+    at most.
 
-    So what is run in vain stays about a hundredth. 128 suffices: the tile of cuDNN's attention on a GPU, which is a
-    tenth slower where the keys do not fill their last one.
+    So what is run in vain stays about a hundredth, and is nothing where the first difference is such a multiple, as in
+    the middle of a window. 128 suffices: the tile of attention on a GPU.
     """
     return min(128, 1 << max(0, (length // 64).bit_length() - 1))
 
@@ -163,7 +164,7 @@ class PairScorer:
         begins, ends = [], []
         for index in members:
             pair = pairs[index]
-            begin = max(0, pair.first - 1) // step * step
+            begin = max(0, pair.first // step * step - 1)
             # the last token that counts is only predicted, so that its own state is of no use to a likelihood
             end = pair.end if self.kind == "embedding" else max(begin + 1, pair.end - 1)
             begins.append(begin)

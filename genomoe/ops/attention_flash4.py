@@ -1,8 +1,17 @@
 """FlashAttention-4 (the flash-attn-4 package), optional and imported on first use.
 
-On an H200 it is the fastest attention for both passes, over fixed windows as over packed sequences with or without a
-sliding window. Its backward pass adds up dq in the order in which blocks finish; under
-`torch.use_deterministic_algorithms` in one order, 5 % slower.
+On an H200, model TFLOP/s forward and backward, beside what runs without it (commit 2d889c9):
+
+| bfloat16, 16 query and 8 key/value heads | this | without | |
+|---|---|---|---|
+| heads of 64, a window of 131,072 | 507 | 434 | cuDNN |
+| heads of 64, 4 windows of 8,192 | 493 | 429 | cuDNN |
+| heads of 128, 4 windows of 8,192 | 603 | 542 | cuDNN |
+| heads of 64, 16 packed sequences of 4,096 | 444 | 250 | torch's flash kernel |
+| heads of 64, a sliding window of 8,192 over 262,144 | 459 | 257 | torch's flash kernel |
+
+Its backward pass adds up dq in the order in which blocks finish; under `torch.use_deterministic_algorithms` in one
+order, 5 % slower.
 
 Axis legend: B batch, S sequence, T tokens (packed), H query heads, G key/value heads, C head size.
 """

@@ -105,7 +105,7 @@ def test_batches_are_even_and_hold_every_suffix_once():
     scorer = PairScorer(model, "llr", unk_id=UNK, batch_tokens=700)
     seen: list[int] = []
     window_batches = list(scorer._window_batches(pairs))
-    assert [len(found) for found in window_batches] == [5, 5], "prefixes of 108 tokens, of which six fill a batch"
+    assert [len(found) for found in window_batches] == [5, 5], "prefixes of 109 tokens, of which six fill a batch"
     for found in window_batches:
         batches = list(scorer._suffix_batches(found))
         tokens = [sum(len(suffix) for _, suffixes in batch for suffix in suffixes) for batch in batches]
