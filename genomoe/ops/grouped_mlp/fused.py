@@ -4,6 +4,7 @@ Reference: `reference.py`, same signature, same result. What differs is how:
 
 * tokens are grouped on the device into padded segments (`layout.py`); nothing waits for the host, no token is dropped;
 * SwiGLU, the router's score and all quantisation happen in the passes between the products, in one reading;
+* where gate and up are not kept they are never stored: SwiGLU is the epilogue of their product (Hopper; e4m3);
 * backward needs only gate and up (bf16 or MXFP8) or nothing at all (recompute), beside the layer's inputs; the score's
   gradient comes from <da, a>, so that expert outputs are never kept;
 * every sum has a fixed order: results are bitwise equal from run to run;

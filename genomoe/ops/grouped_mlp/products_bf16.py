@@ -21,6 +21,7 @@ from .layout import ExpertLayout
 from .saved import Save, SavedUp
 
 HOPPER = TileConfig(BK=64)
+SWIGLU = TileConfig(BN=128, BK=64)
 
 
 class BackwardWeights(NamedTuple):
@@ -46,10 +47,12 @@ def prepare_backward(
 
 def up(
     x_TD: Float[Tensor, "T D"], w_up_E2ID: Float[Tensor, "E I2 D"], layout: ExpertLayout, save: Save | None
-) -> tuple[Tensor, SavedUp]:
+) -> tuple[Tensor, SavedUp | None]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
-    xs = launch.spread_rows(x_TD, layout, fp8=False).values_SX
-    h = product(xs, w_up_E2ID, layout)
+    xs = launch.spread_rows(x_TD, layout, fp8=False)
+    if save is None and triton_pays(w_up_E2ID.device):
+        return launch.swiglu_product(xs, w_up_E2ID, None, layout, SWIGLU).values_SX, None
+    h = product(xs.values_SX, w_up_E2ID, layout)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save=save)
     return a.values_SX, saved
 
