@@ -132,7 +132,17 @@ def write_provenance(run: RunDirectory, config: DictConfig) -> None:
 
 def environment() -> dict[str, Any]:
     """Versions, hardware, commit and command line, for reports."""
-    packages = ("torch", "lightning", "hydra-core", "numpy", "zarr", "triton", "transformer-engine")
+    packages = (
+        "torch",
+        "lightning",
+        "hydra-core",
+        "numpy",
+        "zarr",
+        "triton",
+        "transformer-engine",
+        "flash-attn-4",
+        "transformers",
+    )
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
