@@ -13,7 +13,8 @@ chance once in 16 million places, and so finds the homologous one.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,10 @@ Codes = NDArray[np.int8]
 Values = NDArray[np.float64]
 
 UNIFORM_BITS = 2.0
+BITS = 3
+"""Bits of a base in a word."""
+MAX_ORDER = 20
+"""Highest order of a Markov model: a word of 21 bases fills a 64-bit number."""
 BLOCK = 5_000
 """Bases of one block of the split that chooses order and concentrations."""
 HELD_OUT_EVERY = 10
@@ -38,14 +43,17 @@ def encode(sequence: bytes | str) -> Codes:
     return _CODE[np.frombuffer(raw, np.uint8)]
 
 
-def composition_bits(sequences: Sequence[Codes]) -> list[Values]:
-    """-log2 of each base's share among the unambiguous bases of all `sequences`, [length] each; else NaN.
+def composition(sequences: Iterable[Codes]) -> Callable[[Codes], Values]:
+    """What gives -log2 of each base's share among the unambiguous bases of all `sequences`; NaN for any other.
 
-    Their mean is the entropy of the composition: no model that ignores its context does better on them.
+    Its mean over them is the entropy of the composition: no model that ignores its context does better on them.
     """
-    counts = sum((np.bincount(codes[codes >= 0], minlength=4) for codes in sequences), np.zeros(4))
+    counts = np.zeros(4)
+    for codes in sequences:
+        counts += [np.count_nonzero(codes == base) for base in range(4)]
     bits = -np.log2(counts / max(1.0, counts.sum()), where=counts > 0, out=np.zeros(4))
-    return [np.where(codes >= 0, bits[codes], np.nan) for codes in sequences]
+    by_code = np.append(bits, np.nan)  # -1 is the last
+    return lambda codes: by_code[codes]
 
 
 def reverse_complement(codes: Codes) -> Codes:
@@ -54,15 +62,42 @@ def reverse_complement(codes: Codes) -> Codes:
     return np.where(flipped < 0, flipped, 3 - flipped).astype(np.int8)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MarkovModel:
-    """An interpolated Markov model: its training sequences, order and concentrations.
+class Counts(NamedTuple):
+    """How often any word of at most MAX_ORDER + 1 bases occurs on both strands of some sequences.
 
-    Count tables are made order by order while scoring, so that only one is in memory at a time.
+    A word is a number that holds its last base in the three highest bits (A 1, C 2, G 3, T 4), then the one before
+    it, and so on; 0 where there is none. Words that end alike so lie side by side once sorted, whatever their length.
     """
 
-    sequences: tuple[Codes, ...]
-    """Training sequences, one strand; both are counted."""
+    words: NDArray[np.uint64]
+    """The word that ends at each unambiguous base, sorted."""
+    contexts: NDArray[np.uint64]
+    """The same without their last base, sorted."""
+
+    @classmethod
+    def of(cls, sequences: Iterable[Codes]) -> "Counts":
+        """Count both strands of `sequences`."""
+        strands = (strand for codes in sequences for strand in (codes, reverse_complement(codes)))
+        words = np.concatenate([words_of(strand)[strand >= 0] for strand in strands])
+        contexts = words << np.uint64(BITS)
+        words.sort()
+        contexts.sort()
+        return cls(words, contexts)
+
+    def at(self, words: NDArray[np.uint64], order: int) -> "Hits":
+        """n(c b) and n(c) at every word, c of `order` bases; both 0 where the context is not whole."""
+        whole = words >> np.uint64(64 - BITS * (order + 1)) & np.uint64(7) > 0
+        of_word = np.where(whole, _alike(self.words, words, order + 1), 0)
+        of_context = np.where(whole, _alike(self.contexts, words << np.uint64(BITS), order), 0)
+        return of_word.astype(np.float32), of_context.astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarkovModel:
+    """An interpolated Markov model: what it counted, its order and concentrations."""
+
+    counts: Counts
+    """Of the training sequences."""
     concentrations: tuple[float, ...]
     """a_0 ... a_k; the order is their number less one."""
     selection_bits: tuple[float, ...]
@@ -80,21 +115,23 @@ class MarkovModel:
         Orders are tried upwards until `patience` of them in a row bring nothing.
 
         Raises:
-            ValueError: no training base, or a max_order outside 0 .. 30.
+            ValueError: no training base, or a max_order outside 0 .. MAX_ORDER.
         """
         sequences = tuple(sequences)
-        if not 0 <= max_order <= 30:
-            raise ValueError(f"max_order={max_order} is outside 0 to 30.")
+        if not 0 <= max_order <= MAX_ORDER:
+            raise ValueError(f"max_order={max_order} is outside 0 to {MAX_ORDER}.")
         if not any((codes >= 0).any() for codes in sequences):
             raise ValueError("a Markov model needs at least one unambiguous base to train on.")
         kept, held_out = _split(sequences)
+        counts = Counts.of(kept)
+        words = np.concatenate([words_of(codes)[codes >= 0] for codes in held_out])
         chosen: list[float] = []
         curve: list[float] = []
-        probabilities = [np.full(len(codes), 0.25) for codes in held_out]
+        probabilities = np.full(len(words), 0.25)
         for order in range(max_order + 1):
-            hits = _count_hits(kept, held_out, order)
+            hits = counts.at(words, order)
             trials = [
-                (_mean_bits(mixed, held_out), concentration, mixed)
+                (float(-np.log2(mixed).mean()), concentration, mixed)
                 for concentration in CONCENTRATIONS
                 for mixed in [_mix(hits, probabilities, concentration)]
             ]
@@ -105,29 +142,28 @@ class MarkovModel:
                 break
         best = min(curve)
         order = next(index for index, bits in enumerate(curve) if bits - best < TOLERANCE_BITS)
-        return cls(sequences=sequences, concentrations=tuple(chosen[: order + 1]), selection_bits=tuple(curve))
+        del counts, words, hits, trials  # before more is counted
+        return cls(counts=Counts.of(sequences), concentrations=tuple(chosen[: order + 1]), selection_bits=tuple(curve))
 
-    def truncated(self, order: int) -> "MarkovModel":
-        """The same model looking at no more than `order` bases."""
-        return dataclasses.replace(self, concentrations=self.concentrations[: order + 1])
+    def bits(self, codes: Codes) -> list[Values]:
+        """-log2 p of every base of a sequence given those before it, [length]; NaN where the base is ambiguous.
 
-    def bits(self, sequences: Sequence[Codes]) -> list[Values]:
-        """-log2 p of every base given those before it, [length] each; NaN where the base is ambiguous.
-
-        The first bases of a sequence, and those after an ambiguous one, are predicted from fewer.
+        One array an order: element j is this model looking at no more than j bases, and the last is the model itself.
+        The first bases, and those after an ambiguous one, are predicted from fewer.
         """
-        probabilities = [np.full(len(codes), 0.25) for codes in sequences]
+        words, by_order = words_of(codes), []
+        probabilities = np.full(len(codes), 0.25)
         for order, concentration in enumerate(self.concentrations):
-            probabilities = _mix(_count_hits(self.sequences, sequences, order), probabilities, concentration)
-        return [np.where(codes >= 0, -np.log2(p), np.nan) for p, codes in zip(probabilities, sequences, strict=True)]
+            probabilities = _mix(self.counts.at(words, order), probabilities, concentration)
+            by_order.append(np.where(codes >= 0, -np.log2(probabilities), np.nan))
+        return by_order
 
 
 _CODE = np.full(256, -1, np.int8)
 for _code, _letters in enumerate((b"Aa", b"Cc", b"Gg", b"TtUu")):
     _CODE[list(_letters)] = _code
 
-Hits = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""Per sequence: n(c b) and n(c) at every base; both 0 where the context is not whole."""
+Hits = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def _split(sequences: Sequence[Codes]) -> tuple[list[Codes], list[Codes]]:
@@ -142,47 +178,27 @@ def _split(sequences: Sequence[Codes]) -> tuple[list[Codes], list[Codes]]:
     return kept, held_out
 
 
-def _words(codes: Codes, length: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """The word of `length` bases ending at every base, as a number, and where it is whole and unambiguous."""
+def words_of(codes: Codes) -> NDArray[np.uint64]:
+    """The word that ends at every base, up to the nearest ambiguous one; 0 at those themselves."""
     words = np.zeros(len(codes), np.uint64)
+    letters = (codes + 1).astype(np.uint64)
+    for back in range(min(MAX_ORDER + 1, len(codes))):
+        words[back:] |= letters[: len(codes) - back] << np.uint64(64 - BITS * (back + 1))
     place = np.arange(len(codes))
     run = place - np.maximum.accumulate(np.where(codes < 0, place, -1))
-    letters = np.maximum(codes, 0).astype(np.uint64)
-    for back in range(min(length, len(codes))):
-        words[back:] |= letters[: len(codes) - back] << np.uint64(2 * back)
-    return words, run >= length
+    known = BITS * np.minimum(run, MAX_ORDER + 1).astype(np.uint64)
+    return words & ~(np.uint64(2**64 - 1) >> known)
 
 
-def _count_hits(training: Sequence[Codes], sequences: Sequence[Codes], order: int) -> Hits:
-    words = []
-    for strand in training:
-        for codes in (strand, reverse_complement(strand)):
-            word, whole = _words(codes, order + 1)
-            words.append(word[whole])
-    table, counts = np.unique(np.concatenate(words), return_counts=True)
-    # Words that share a context lie side by side, so that a context's count is a difference of running sums.
-    running = np.concatenate([[0], np.cumsum(counts)])
-    hits: Hits = []
-    for codes in sequences:
-        word, whole = _words(codes, order + 1)
-        first = word & ~np.uint64(3)
-        low, high = np.searchsorted(table, first), np.searchsorted(table, first + np.uint64(3), side="right")
-        at, after = np.searchsorted(table, word), np.searchsorted(table, word, side="right")
-        hits.append(
-            (
-                np.where(whole, running[after] - running[at], 0).astype(np.float32),
-                np.where(whole, running[high] - running[low], 0).astype(np.float32),
-            )
-        )
-    return hits
+def _alike(table: NDArray[np.uint64], words: NDArray[np.uint64], bases: int) -> NDArray[np.int64]:
+    """How many of the sorted `table` begin with the same `bases` bases as each word."""
+    rest = np.uint64((1 << 64 - BITS * bases) - 1)
+    order = np.argsort(words)  # neighbours are found in the same part of the table, which so stays in the cache
+    near, found = words[order], np.empty(len(words), np.int64)
+    found[order] = np.searchsorted(table, near | rest, side="right") - np.searchsorted(table, near & ~rest)
+    return found
 
 
-def _mix(hits: Hits, lower: list[Values], concentration: float) -> list[Values]:
-    return [
-        (word + concentration * p) / (context + concentration) for (word, context), p in zip(hits, lower, strict=True)
-    ]
-
-
-def _mean_bits(probabilities: list[Values], sequences: Sequence[Codes]) -> float:
-    scored = [p[codes >= 0] for p, codes in zip(probabilities, sequences, strict=True)]
-    return float(-np.log2(np.concatenate(scored)).mean())
+def _mix(hits: Hits, lower: Values, concentration: float) -> Values:
+    word, context = hits
+    return (word + concentration * lower) / (context + concentration)

@@ -1,6 +1,6 @@
 """Bits per base from -log2 probabilities: the one place that decides which bases count."""
 
-from collections.abc import Sequence
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -20,24 +20,40 @@ class BitsPerBase(NamedTuple):
     """How many bases were scored."""
 
 
-def scored(bits: Sequence[Values], weights: Sequence[Values]) -> list[NDArray[np.bool_]]:
-    """Where a base has both a score (finite bits) and a weight above 0, one mask a sequence."""
-    return [np.isfinite(b) & (w > 0) for b, w in zip(bits, weights, strict=True)]
+def scored(bits: Values, weights: Values) -> NDArray[np.bool_]:
+    """Where a base has both a score (finite bits) and a weight above 0."""
+    return np.isfinite(bits) & (weights > 0)
 
 
-def bits_per_base(
-    bits: Sequence[Values], weights: Sequence[Values], masks: Sequence[NDArray[np.bool_]] | None = None
-) -> BitsPerBase:
-    """Mean bits over the bases in `masks` (default: all scored ones), so that models share the same bases.
+@dataclasses.dataclass
+class BitsSum:
+    """What is kept of the bases scored so far, however many: their sums."""
 
-    Raises:
-        ValueError: no base to score, or a base in `masks` without a finite score.
-    """
-    masks = scored(bits, weights) if masks is None else masks
-    chosen = np.concatenate([b[m] for b, m in zip(bits, masks, strict=True)])
-    weight = np.concatenate([w[m] for w, m in zip(weights, masks, strict=True)])
-    if not len(chosen) or not weight.sum() > 0:
-        raise ValueError("there is no base to score: every one is ambiguous or the sequences are empty.")
-    if not np.isfinite(chosen).all():
-        raise ValueError("a base that another model scored has no finite score here.")
-    return BitsPerBase(float(chosen.mean()), float((chosen * weight).sum() / weight.sum()), len(chosen))
+    bits: float = 0.0
+    weighted_bits: float = 0.0
+    weights: float = 0.0
+    bases: int = 0
+
+    def add(self, bits: Values, weights: Values, mask: NDArray[np.bool_]) -> None:
+        """Count the bases in `mask`, all three [bases], which is the same for all models that are compared.
+
+        Raises:
+            ValueError: a base in `mask` without a finite score.
+        """
+        chosen, weight = bits[mask], weights[mask]
+        if not np.isfinite(chosen).all():
+            raise ValueError("a base that another model scored has no finite score here.")
+        self.bits += float(chosen.sum())
+        self.weighted_bits += float(chosen @ weight)
+        self.weights += float(weight.sum())
+        self.bases += len(chosen)
+
+    def mean(self) -> BitsPerBase:
+        """Mean bits over all bases counted.
+
+        Raises:
+            ValueError: none was.
+        """
+        if not self.weights > 0:
+            raise ValueError("there is no base to score: every one is ambiguous or the sequences are empty.")
+        return BitsPerBase(self.bits / self.bases, self.weighted_bits / self.weights, self.bases)

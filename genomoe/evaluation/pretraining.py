@@ -1,21 +1,20 @@
 """Bits per base of a run on its held-out contigs, or of any model on sequence files, beside the baselines."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from genomoe.data.collate import weight_table
-from genomoe.data.corpus import Corpus, locate
+from genomoe.data.corpus import Corpus, SourceInfo, locate
 from genomoe.data.open import open_corpus
-from genomoe.evaluation.baselines import UNIFORM_BITS, Codes, MarkovModel, composition_bits, encode
+from genomoe.evaluation.baselines import MAX_ORDER, UNIFORM_BITS, Codes, MarkovModel, Values, composition, encode
 from genomoe.evaluation.likelihood import base_bits
-from genomoe.evaluation.metrics import BitsPerBase, bits_per_base, scored
+from genomoe.evaluation.metrics import BitsPerBase, BitsSum, scored
 from genomoe.genome.errors import GenoMoEError
 from genomoe.inference.predictor import Predictor, from_pretrained
 from genomoe.training.run import load_data
@@ -92,15 +91,14 @@ class Report:
         }
 
 
-class _Sequences(NamedTuple):
-    """What is scored, stretch by stretch."""
+class _Stretch(NamedTuple):
+    """A segment of a corpus; the letters of one at a time are in memory."""
 
-    names: list[str]
-    letters: list[NDArray[np.uint8]]
-    weights: list[NDArray[np.float64]]
-
-    def codes(self) -> list[Codes]:
-        return [encode(text.tobytes()) for text in self.letters]
+    name: str
+    """CONTIG, or CONTIG:FROM-TO for a part of one."""
+    start: int
+    end: int
+    source: SourceInfo
 
 
 def evaluate_run(
@@ -143,18 +141,18 @@ def evaluate_run(
     usual = int(config.data.context_length)
     context, stride = _windows(predictor, usual if context is None else context, stride)
     report = progress or (lambda part, done: None)
-    sequences = _read(corpus)
-    codes = sequences.codes()
     training = _training_codes(trained_on.train_corpus)
     report("Markov baselines", 0.0)
     markov = MarkovModel.fit(training)
-    baselines = {
-        "markov": markov.bits(codes),
-        "markov_low": markov.truncated(min(LOW_ORDER, markov.order)).bits(codes),
-        "composition": markov.truncated(0).bits(codes),
-    }
+    low = min(LOW_ORDER, markov.order)
+
+    def baselines(codes: Codes) -> dict[str, Values]:
+        by_order = markov.bits(codes)
+        return {"markov": by_order[-1], "markov_low": by_order[low], "composition": by_order[0]}
+
     facts = MarkovFacts(markov.order, sum(map(len, training)), markov.selection_bits)
-    return _report(predictor, sequences, baselines, context, stride, report, markov=facts)
+    del training
+    return _report(predictor, corpus, baselines, context, stride, report, markov=facts)
 
 
 def evaluate_model(
@@ -183,9 +181,11 @@ def evaluate_model(
     predictor = from_pretrained(path, device=device)
     usual = min(predictor.model.config.max_context, USUAL_CONTEXT)
     context, stride = _windows(predictor, usual if context is None else context, stride)
-    sequences = _read(corpus)
-    baselines = {"composition": composition_bits(sequences.codes())}
-    return _report(predictor, sequences, baselines, context, stride, progress or (lambda part, done: None), markov=None)
+    bits_of = composition(_codes(corpus, start, end) for _, start, end, _ in _stretches(corpus))
+    report = progress or (lambda part, done: None)
+    return _report(
+        predictor, corpus, lambda codes: {"composition": bits_of(codes)}, context, stride, report, markov=None
+    )
 
 
 def _windows(predictor: Predictor, context: int, stride: int | None) -> tuple[int, int]:
@@ -198,71 +198,74 @@ def _windows(predictor: Predictor, context: int, stride: int | None) -> tuple[in
 
 def _report(
     predictor: Predictor,
-    sequences: _Sequences,
-    baselines: Mapping[str, list[NDArray[np.float64]]],
+    corpus: Corpus,
+    baselines: Callable[[Codes], dict[str, Values]],
     context: int,
     stride: int,
     report: Callable[[str, float], None],
     *,
     markov: MarkovFacts | None,
 ) -> Report:
-    """Score `sequences` with the model, and count the same bases for it and for the baselines."""
-    names, letters, weights = sequences
-    bits = []
-    for number, text in enumerate(letters):
-        bits.append(
-            base_bits(
-                predictor.model,
-                predictor.tokenizer,
-                text,
-                context=context,
-                stride=stride,
-                progress=lambda done, number=number: report("model", (number + done) / len(letters)),
-            )
-        )
-    masks = scored(bits, weights)
-    uniform = [np.full(len(text), UNIFORM_BITS) for text in letters]
-    predicted = {"model": bits, **baselines, "uniform": uniform}
+    """Score `corpus` with the model, and count the same bases for it and for the baselines, piece by piece."""
+    sums = defaultdict(BitsSum, model=BitsSum())
+    per_contig = {}
+    stretches = _stretches(corpus)
+    for number, stretch in enumerate(stretches):
+        text = corpus.read(stretch.start, stretch.end)
+        weight_of = weight_table(SOFT_MASK_WEIGHT if stretch.source.soft_masked else 1.0).astype(np.float64)
+        contig, end = BitsSum(), 0
+        for bits in base_bits(
+            predictor.model,
+            predictor.tokenizer,
+            text,
+            context=context,
+            stride=stride,
+            progress=lambda done, number=number: report("model", (number + done) / len(stretches)),
+        ):
+            start, end = end, end + len(bits)
+            weights = weight_of[text[start:end]]
+            mask = scored(bits, weights)
+            contig.add(bits, weights, mask)
+            before = max(0, start - MAX_ORDER)  # all that a baseline looks at
+            codes = encode(text[before:end].tobytes())
+            others = {key: values[start - before :] for key, values in baselines(codes).items()}
+            for key, values in {"model": bits, **others, "uniform": np.full(len(bits), UNIFORM_BITS)}.items():
+                sums[key].add(values, weights, mask)
+        if contig.bases:
+            per_contig[stretch.name] = contig.mean().bits_per_base
     return Report(
-        contigs={name: len(text) for name, text in zip(names, letters, strict=True)},
+        contigs={stretch.name: stretch.end - stretch.start for stretch in stretches},
         context=context,
         stride=stride,
-        scores={key: bits_per_base(values, weights, masks) for key, values in predicted.items()},
-        per_contig={
-            name: bits_per_base([values], [weight], [mask]).bits_per_base
-            for name, values, weight, mask in zip(names, bits, weights, masks, strict=True)
-            if mask.any()
-        },
+        scores={key: total.mean() for key, total in sums.items()},
+        per_contig=per_contig,
         markov=markov,
         environment=environment(),
     )
 
 
-def _read(corpus: Corpus) -> _Sequences:
-    """Every stretch of a corpus; a name that two sources share is told apart by the source's."""
-    stretches = list(_stretches(corpus))
-    times = Counter(name for name, _, _ in stretches)
-    names, letters, weights = [], [], []
-    for name, text, source in stretches:
-        info = corpus.sources[source]
-        names.append(name if times[name] == 1 else f"{info.name}/{name}")
-        letters.append(text)
-        weights.append(weight_table(SOFT_MASK_WEIGHT if info.soft_masked else 1.0)[text].astype(np.float64))
-    return _Sequences(names, letters, weights)
+def _training_codes(corpus: Corpus) -> list[Codes]:
+    """The first part of every segment, the same share of each."""
+    share = min(1.0, MOST_BASELINE_BASES / max(1, corpus.segments.bases))
+    return [
+        _codes(corpus, start, min(end, start + max(1, int((end - start) * share))))
+        for _, start, end, _ in _stretches(corpus)
+    ]
 
 
-def _training_codes(corpus: Corpus) -> list[NDArray[np.int8]]:
-    codes = [encode(text.tobytes()) for _, text, _ in _stretches(corpus)]
-    share = min(1.0, MOST_BASELINE_BASES / max(1, sum(map(len, codes))))
-    return [code[: max(1, int(len(code) * share))] for code in codes]
+def _codes(corpus: Corpus, start: int, end: int) -> Codes:
+    return encode(corpus.read(start, end).tobytes())
 
 
-def _stretches(corpus: Corpus) -> Iterator[tuple[str, NDArray[np.uint8], int]]:
-    """(name, letters, source row) of every segment; a name is CONTIG, or CONTIG:FROM-TO for a part of one."""
+def _stretches(corpus: Corpus) -> list[_Stretch]:
+    """Every segment of a corpus; a name that two sources share is told apart by the source's."""
     contigs = corpus.contigs
-    for start, end, source in zip(*corpus.segments, strict=True):
+    found = []
+    for start, end, source in zip(*(column.tolist() for column in corpus.segments), strict=True):
         row = int(locate(contigs, np.asarray(start)))
         offset, length = int(contigs.offsets[row]), int(contigs.lengths[row])
         whole = start == offset and end == offset + length
         name = contigs.names[row] if whole else f"{contigs.names[row]}:{start - offset + 1}-{end - offset}"
-        yield name, corpus.read(int(start), int(end)), int(source)
+        found.append(_Stretch(name, start, end, corpus.sources[source]))
+    times = Counter(stretch.name for stretch in found)
+    return [part if times[part.name] == 1 else part._replace(name=f"{part.source.name}/{part.name}") for part in found]

@@ -243,7 +243,7 @@ def _markov(variants: list[Variant], scorer: VariantScorer) -> np.ndarray:
             found = haplotypes(variant, window, reference)
             rows.append(row)
             sequences += [found.ref, found.alt, reverse_complement(found.ref), reverse_complement(found.alt)]
-    bits = np.array([np.nansum(values) for values in model.bits([encode(sequence) for sequence in sequences])])
+    bits = np.array([np.nansum(model.bits(encode(sequence))[-1]) for sequence in sequences])
     both = bits.reshape(-1, 2, 2)  # row, strand, haplotype
     out[rows] = (both[:, :, 1] - both[:, :, 0]).mean(1)
     return out

@@ -1,7 +1,10 @@
 """The evaluation of a run: windows cover every base once, equal a plain forward pass, and the report adds up."""
 
 import json
+import tracemalloc
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from genomoe import cli
+from genomoe.data.open import open_corpus
 from genomoe.evaluation.likelihood import base_bits, token_bits
 from genomoe.evaluation.pretraining import evaluate_model, evaluate_run
 from genomoe.genome.alphabet import make_tokenizer
@@ -39,7 +43,7 @@ def plain_bits(model: GenoMoEModel, tokens: np.ndarray) -> np.ndarray:
 def test_windows_score_every_token_once_with_enough_before_it(model: GenoMoEModel, length: int, stride: int) -> None:
     context = 16
     tokens = np.random.default_rng(length).integers(4, 8, length)
-    bits = token_bits(model, tokens, context=context, stride=stride, batch_tokens=64)
+    bits = np.concatenate([*token_bits(model, tokens, context=context, stride=stride, batch_tokens=64)])
     assert np.isnan(bits[0])
     assert np.isfinite(bits[1:]).all()
     np.testing.assert_allclose(bits[1:context], plain_bits(model, tokens[:context]), rtol=1e-4, atol=1e-5)
@@ -48,23 +52,26 @@ def test_windows_score_every_token_once_with_enough_before_it(model: GenoMoEMode
 
 
 def test_a_sequence_of_one_base_has_no_score(model: GenoMoEModel) -> None:
-    assert np.isnan(token_bits(model, np.array([4]), context=16, stride=8)).all()
+    (bits,) = token_bits(model, np.array([4]), context=16, stride=8)
+    np.testing.assert_array_equal(bits, [np.nan])
 
 
 @pytest.mark.parametrize("stride", [0, 16, 99])
 def test_a_stride_that_leaves_gaps_is_refused(model: GenoMoEModel, stride: int) -> None:
     with pytest.raises(ValueError, match="from 1 to the context less one, 15"):
-        token_bits(model, np.arange(4, 8), context=16, stride=stride)
+        next(token_bits(model, np.arange(4, 8), context=16, stride=stride))
 
 
 def test_bits_of_a_k_mer_are_spread_over_its_bases() -> None:
     tokenizer = make_tokenizer("kmer3")
     config = ModelConfig.preset("tiny", num_layers=1, vocab_size=tokenizer.vocab_size)
-    letters = np.frombuffer(b"ACGTTGCAACG" * 3, np.uint8)  # 33 bases, 11 tokens
-    bits = base_bits(GenoMoEModel(config).eval(), tokenizer, letters, context=8, stride=4)
+    letters = np.frombuffer(b"ACGTTGCAACG" * 3 + b"GT", np.uint8)  # 35 bases, 11 tokens and 2
+    model = GenoMoEModel(config).eval()
+    bits = np.concatenate([*base_bits(model, tokenizer, letters, context=8, stride=4, batch_tokens=8)])
+    tokens = np.concatenate([*token_bits(model, tokenizer.encode(letters), context=8, stride=4, batch_tokens=8)])
     assert bits.shape == letters.shape
     assert np.isnan(bits[:3]).all()
-    assert (bits[3:].reshape(-1, 3) == bits[3::3, None]).all()
+    np.testing.assert_array_equal(bits, [*np.repeat(tokens[:11] / 3, 3), *tokens[11:]])
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,52 @@ def test_report_scores_the_same_bases_for_all(run_dir: Path) -> None:
     lengths = {"v1": 206, "v2": 209}
     mean = sum(report.per_contig[name] * n for name, n in lengths.items()) / sum(lengths.values())
     assert mean == pytest.approx(report.scores["model"].bits_per_base)
+
+
+def test_the_size_of_the_pieces_changes_no_score(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluate_run(run_dir)
+    monkeypatch.setattr("genomoe.evaluation.pretraining.base_bits", partial(base_bits, batch_tokens=64))
+    pieces = evaluate_run(run_dir)
+    assert pieces.scores.keys() == whole.scores.keys()
+    for key, score in whole.scores.items():
+        assert pieces.scores[key] == pytest.approx(score, rel=1e-6 if key == "model" else 1e-12)
+    assert pieces.per_contig == pytest.approx(whole.per_contig, rel=1e-6)
+
+
+class Uniform(torch.nn.Module):
+    """Gives every token the same logits."""
+
+    config = ModelConfig.preset("tiny", max_context=64)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.zeros(16))
+
+    def forward(self, tokens: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits.expand(*tokens.shape, 16))
+
+
+def test_memory_grows_with_the_longest_contig_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genomoe.data.fasta_corpus.SMALL_FILE", 0)  # letters are read from the file when asked for
+    predictor = SimpleNamespace(model=Uniform(), tokenizer=make_tokenizer("nucleotide"), name="uniform")
+    monkeypatch.setattr("genomoe.evaluation.pretraining.from_pretrained", lambda path, device: predictor)
+
+    def peak(contigs: int, length: int) -> int:
+        file = tmp_path / f"{contigs}x{length}.fa"
+        file.write_text("".join(f">c{i}\n{'ACGTTGCA' * (length // 8)}\n" for i in range(contigs)))
+        corpus = open_corpus([file])
+        monkeypatch.setattr("genomoe.evaluation.pretraining.open_corpus", lambda files: corpus)
+        tracemalloc.start()
+        report = evaluate_model("uniform", [file], stride=63)
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert report.scores["model"].bases == contigs * (length - 1)
+        return used
+
+    peak(1, 80)  # what is imported and cached once
+    one, several, long = peak(1, 200_000), peak(8, 200_000), peak(1, 1_600_000)
+    assert several < one + 100_000  # half a byte for every base of one contig
+    assert long < one + 3 * 1_400_000  # letters and tokens, and one copy while those are made
 
 
 def test_evaluate_command_prints_json_and_draws(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
