@@ -120,12 +120,10 @@ def test_no_token_at_all() -> None:
 
 
 def test_recomputing_gives_the_same_bits() -> None:
-    """Of the gradients: the output is made without rounding gate and up to bfloat16 where they are not kept."""
     leaves, index, dy = tensors(**SIZES)
     kept = run(leaves, index, dy, backend="fused", save="bf16")
     again = run(leaves, index, dy, backend="fused", save="recompute")
-    assert_close(again, truth(leaves, index, dy), TOLERANCE["bf16", "bf16"])
-    for name in kept.keys() - {"out"}:
+    for name in kept:
         assert torch.equal(kept[name], again[name]), name
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from genomoe.ops.grouped_mlp import launch, products_bf16, products_fp8
+from genomoe.ops.grouped_mlp import grouped_mlp, launch, products_bf16, products_fp8
 from genomoe.ops.grouped_mlp.kernels.product_swiglu import settle_kernel
 from genomoe.ops.grouped_mlp.launch import HEADROOM, SAMPLE, ScaledRows
 from genomoe.ops.grouped_mlp.layout import TILE, ExpertLayout, expert_layout
@@ -68,10 +68,10 @@ def case(
     return Case(x.bfloat16().to(DEVICE), w.bfloat16().to(DEVICE), layout)
 
 
-def up(c: Case, precision: str, save: str | None = None) -> ScaledRows:
+def up(c: Case, precision: str, *, training: bool = False) -> ScaledRows:
     products = PRODUCTS[precision]
     weight = products.prepare(c.w_up_E2ID, products.measure(c.w_up_E2ID))
-    a, _ = products.up(c.x_TD, weight, c.layout, save)
+    a = products.up(c.x_TD, weight, c.layout, "bf16")[0] if training else products.activation(c.x_TD, weight, c.layout)
     return a if precision == "fp8" else ScaledRows(a, None)
 
 
@@ -191,10 +191,35 @@ def test_weights_of_zero_give_zeros_whatever_the_tokens() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_training_agrees_within_rounding_and_runs_agree_exactly(precision: str) -> None:
     c = with_heavy_columns(case(160, T=100))
-    first, second, kept = up(c, precision), up(c, precision), up(c, precision, "bf16")
+    first, second, kept = up(c, precision), up(c, precision), up(c, precision, training=True)
     assert torch.equal(values(first, c.used), values(second, c.used))
     want = values(kept, c.used)
     assert (values(first, c.used) - want).norm() < AGREEMENT[precision] * want.norm()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_only_inference_leaves_gate_and_up_unstored(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that will run again runs first without gradients, and must have the bits of its second run."""
+    c = case(96)
+    w_down_EDI = torch.randn(c.w_up_E2ID.shape[0], c.x_TD.shape[1], 96, device=DEVICE).bfloat16()
+    index, scores = torch.zeros(c.x_TD.shape[0], 1, dtype=torch.int64), torch.ones(c.x_TD.shape[0], 1)
+
+    def run() -> Tensor:
+        operands = (c.x_TD, c.w_up_E2ID, w_down_EDI, index.to(DEVICE), scores.to(DEVICE))
+        return grouped_mlp(*operands, backend="fused", precision=precision)
+
+    with torch.no_grad():
+        trained = run()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("gate and up were stored")
+
+    monkeypatch.setattr(launch, "swiglu_rows", refuse)
+    with torch.inference_mode():
+        inferred = run()
+    assert (inferred - trained).norm() < AGREEMENT[precision] * trained.norm()
+    with torch.no_grad(), pytest.raises(AssertionError, match="stored"):
+        run()
 
 
 @pytest.mark.gpu

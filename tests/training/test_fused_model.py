@@ -80,8 +80,7 @@ def test_layers_run_again_without_their_experts_output(policy, save) -> None:
     fused = {"dtype": torch.bfloat16, "experts": "fused", "save": save}
     want, got = step("torch", "none", **fused), step("torch", policy, **fused)
     for name, value in want.items():
-        # a layer that will run again keeps nothing at first, so does not round gate and up; on GPUs, atomics as above
-        if DEVICE == "cuda" or save != "recompute":
+        if DEVICE == "cuda":  # sums by atomics, as above
             assert ((got[name] - value).norm() / value.norm()).item() < 2e-2, name
         else:
             assert torch.equal(got[name], value), name
