@@ -10,7 +10,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from genomoe.ops.grouped_mlp.kernels.product_swiglu import product_swiglu_kernel, settle_kernel
 from genomoe.ops.grouped_mlp.kernels.products import (
     product_kernel,
     weight_gradient_bf16_kernel,
@@ -26,11 +25,10 @@ def block(dtype: str, *shape: int) -> str:
 
 def compile_for(kernel, capability: int, signature: dict[str, str], constants: dict[str, object]) -> str:
     """PTX of the kernel, sizes a multiple of 16 as the layers' are."""
+    constants = {"BM": BM, "BN": BN, "BK": BK, "GROUP_M": 8, "PROGRAMS": 132, **constants}
     names = kernel.arg_names
-    blocks = {"BM": BM, "BN": BN, "BK": BK, "GROUP_M": 8, "PROGRAMS": 132}
-    constants = {**{name: value for name, value in blocks.items() if name in names}, **constants}
     ordered = {n: "constexpr" if n in constants else signature[n] for n in names}
-    aligned = [n for n in names if signature.get(n, "").startswith("*") or n in ("slots", "M", "N", "K", "D", "I")]
+    aligned = [n for n in names if signature.get(n, "").startswith("*") or n in ("slots", "M", "N", "K")]
     source = ASTSource(
         fn=kernel,
         signature=ordered,
@@ -55,27 +53,7 @@ def main() -> None:
     bytes_ = {"left_scale": "*u8", "right_scale": "*u8"}, {"MX": True, "unit_E": None}
     bf16 = {"a_desc": block("bf16", BM, 64), "w_desc": block("bf16", 1, 64, BN)}
     rows = {"left_desc": block("bf16", 64, BM), "right_desc": block("bf16", 64, BN)}
-    swiglu = {
-        "x_desc": block("fp8e4nv", BM, BK), "x_scale_S": "*fp32", "w_desc": block("fp8e4nv", 1, BN, BK),
-        "w_scale_E": "*fp32", "score_S": "*fp32", "ends_E": "*i32", "tile_expert_M": "*i32",
-        "a_desc": block("fp8e4nv", BM, BN), "sample_S": "*i8", "exponent_NS": "*i8", "num_experts": "i32",
-        "slots": "i32", "D": "i32", "I": "i32", "tiles_n": "i32",
-    }  # fmt: skip
-    swiglu_bf16 = {
-        "x_desc": block("bf16", BM, 64), "w_desc": block("bf16", 1, BN, 64), "a_desc": block("bf16", BM, BN)
-    }  # fmt: skip
-    none_bf16 = dict.fromkeys(("x_scale_S", "w_scale_E", "sample_S", "exponent_NS"))
-    sample = {"w_desc": block("fp8e4nv", 1, 64, BK)}, {"BN": 64, "a_desc": None, "sample_S": None}
-    settle = {**swiglu, "a_SI": "*fp8e4nv", "scale_S": "*fp32"}, {"ROWS": 32, "BLOCK_N": 32}
     made = {
-        "swiglu bf16 sm_90": compile_for(
-            product_swiglu_kernel, 90, {**swiglu, **swiglu_bf16}, {"BK": 64, "HEADROOM": 4, **none_bf16}
-        ),
-        "swiglu e4m3 sm_90": compile_for(product_swiglu_kernel, 90, swiglu, {"HEADROOM": 4}),
-        "swiglu sample sm_90": compile_for(
-            product_swiglu_kernel, 90, {**swiglu, **sample[0]}, {"HEADROOM": 4, **sample[1]}
-        ),
-        "settle sm_90": compile_for(settle_kernel, 90, *settle),
         "product bf16 sm_90": compile_for(
             product_kernel,
             90,

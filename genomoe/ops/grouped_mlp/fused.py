@@ -4,8 +4,6 @@ Reference: `reference.py`, same signature, same result. What differs is how:
 
 * tokens are grouped on the device into padded segments (`layout.py`); nothing waits for the host, no token is dropped;
 * SwiGLU, the router's score and all quantisation happen in the passes between the products, in one reading;
-* in inference mode gate and up are never stored: SwiGLU is the epilogue of their product (Hopper; e4m3). A layer that
-  will run again stores them both times, so that both runs have the same bits;
 * backward needs only gate and up (bf16 or MXFP8) or nothing at all (recompute), beside the layer's inputs; the score's
   gradient comes from <da, a>, so that expert outputs are never kept;
 * every sum has a fixed order: results are bitwise equal from run to run;
@@ -54,7 +52,7 @@ def fused(
         scores_TK,
         None if residual_TD is None else residual_TD.contiguous(),
         precision,
-        "nothing" if torch.is_inference_mode_enabled() else save if torch.is_grad_enabled() else "recompute",
+        save if torch.is_grad_enabled() else "recompute",  # without a backward pass nothing is kept for it
         chunk_tokens,
         rerun,
     )
@@ -69,20 +67,17 @@ class _Fused(torch.autograd.Function):
         kept: list[Tensor | None] = []
         out = torch.empty_like(x)
         measured = prepared(products.measure, w_up), prepared(products.measure, w_down)
-        save_now = save if save not in ("recompute", "nothing") and any(ctx.needs_input_grad[:5]) else None
+        save_now = save if save != "recompute" and any(ctx.needs_input_grad[:5]) else None
         needed = ctx.chunks if save_now or not rerun else []
         up_weight = prepared(products.prepare, w_up, measured[0]) if needed else None
         down_weight = None if rerun else prepared(products.prepare, w_down, measured[1])
         for start, end in needed:
             layout = expert_layout(index[start:end], scores[start:end], w_up.shape[0])
-            if save == "nothing":
-                activation, saved = products.activation(x[start:end], up_weight, layout), None
-            else:
-                activation, saved = products.up(x[start:end], up_weight, layout, save_now)
+            activation, saved = products.up(x[start:end], up_weight, layout, save_now)
             if not rerun:
                 added = None if residual is None else residual[start:end]
                 combine_rows(products.down(activation, down_weight, layout), layout, residual=added, out=out[start:end])
-            if save_now and saved is not None:
+            if save_now:
                 kept += [*layout, *saved]
             del activation, layout, saved  # not to be held while the next chunk runs
         ctx.save_for_backward(x, w_up, w_down, index, scores, *measured, *kept)

@@ -7,7 +7,7 @@ an `ExpertLayout` are neither read nor written.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,16 +17,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..mxfp8 import MXFP8, Rounding
-from .kernels import passes, product_swiglu, products, swiglu
+from .kernels import passes, products, swiglu
 from .layout import TILE, ExpertLayout
 from .saved import Save, SavedUp
 
 E4M3 = torch.float8_e4m3fn
-SAMPLE = 64
-"""Columns of the activation from which a row's floor is taken where SwiGLU is its product's epilogue."""
-HEADROOM = 4
-"""Binades of the floor above the sample's largest magnitude, which is never above the row's: so much at most is a
-row's power of two above the smallest that would do. e4m3 has 15 at full precision."""
 
 
 class ScaledRows(NamedTuple):
@@ -225,48 +220,6 @@ def grouped_product(
         N, K, MX=mx, KN=kn, **options,
     )  # fmt: skip
     return out
-
-
-def swiglu_product(
-    x: ScaledRows, w_E2ID: Float[Tensor, "E I2 D"], w_scale: Float32[Tensor, " E"] | None, layout: ExpertLayout,
-    c: TileConfig,
-) -> ScaledRows:  # fmt: skip
-    """silu(gate) up score [S, I] in the rows' dtype; gate and up, x @ w[expert of the row]^T, are never stored.
-
-    Scales are none (bfloat16) or powers of two in float32, [S] and [E] (e4m3). In e4m3 a row's own is the smallest that
-    saturates nothing or up to 2**`HEADROOM` times that.
-    """
-    S, I = layout.slots, w_E2ID.shape[1] // 2
-    a = torch.empty(S, I, dtype=x.values_SX.dtype, device=w_E2ID.device)
-    if w_scale is None:
-        _swiglu_tiles(x, w_E2ID, None, layout, c, triton.cdiv(I, c.BN), a=a)
-        return ScaledRows(a, None)
-    tiles_n = triton.cdiv(I, c.BN)
-    sample_S = torch.empty(S, dtype=torch.int8, device=a.device)
-    exponent_NS = torch.empty(tiles_n, S, dtype=torch.int8, device=a.device)
-    _swiglu_tiles(x, w_E2ID, w_scale, layout, replace(c, BN=SAMPLE), 1, exponent_NS=sample_S)
-    _swiglu_tiles(x, w_E2ID, w_scale, layout, c, tiles_n, a=a, sample_S=sample_S, exponent_NS=exponent_NS)
-    scale_S = torch.empty(S, dtype=torch.float32, device=a.device)
-    rows = 32
-    product_swiglu.settle_kernel[(S // rows,)](
-        a, exponent_NS, layout.ends_E, scale_S, layout.num_experts, S, I, tiles_n,
-        ROWS=rows, BN=c.BN, BLOCK_N=triton.next_power_of_2(tiles_n), num_warps=4,
-    )  # fmt: skip
-    return ScaledRows(a, scale_S)
-
-
-def _swiglu_tiles(
-    x: ScaledRows, w_E2ID: Tensor, w_scale: Tensor | None, layout: ExpertLayout, c: TileConfig, tiles_n: int, *,
-    a: Tensor | None = None, sample_S: Tensor | None = None, exponent_NS: Tensor | None = None,
-) -> None:  # fmt: skip
-    """The first ``tiles_n`` tiles of ``c.BN`` columns, and their exponents: at least `HEADROOM` above the sample's."""
-    D, I = w_E2ID.shape[2], w_E2ID.shape[1] // 2
-    grid, options = c.launch_options(w_E2ID.device)
-    product_swiglu.product_swiglu_kernel[grid](
-        descriptor(x.values_SX, c.BM, c.BK), x.scales_S, descriptor(w_E2ID, 1, c.BN, c.BK), w_scale, layout.score_S,
-        layout.ends_E, layout.tile_expert_M, None if a is None else descriptor(a, c.BM, c.BN), sample_S, exponent_NS,
-        layout.num_experts, layout.slots, D, I, tiles_n, HEADROOM=HEADROOM, **options,
-    )  # fmt: skip
 
 
 def weight_gradient_bf16(

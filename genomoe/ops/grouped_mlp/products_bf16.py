@@ -21,7 +21,6 @@ from .layout import ExpertLayout
 from .saved import Save, SavedUp
 
 HOPPER = TileConfig(BK=64)
-SWIGLU = TileConfig(BN=128, BK=64)
 
 
 class BackwardWeights(NamedTuple):
@@ -53,14 +52,6 @@ def up(
     h = product(xs, w_up_E2ID, layout)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=False, save=save)
     return a.values_SX, saved
-
-
-def activation(x_TD: Float[Tensor, "T D"], w_up_E2ID: Float[Tensor, "E I2 D"], layout: ExpertLayout) -> Tensor:
-    """The first of `up`, where nothing is kept: gate and up are neither stored nor rounded on the way."""
-    if not triton_pays(w_up_E2ID.device):
-        return up(x_TD, w_up_E2ID, layout, None)[0]
-    xs = launch.spread_rows(x_TD, layout, fp8=False)
-    return launch.swiglu_product(xs, w_up_E2ID, None, layout, SWIGLU).values_SX
 
 
 def down(a_SI: Float[Tensor, "S I"], w_down_EDI: Float[Tensor, "E D I"], layout: ExpertLayout) -> Float[Tensor, "S D"]:

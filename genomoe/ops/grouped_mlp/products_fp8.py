@@ -2,8 +2,7 @@
 
 Every scale is a power of two, and the passes that write the operands find them on the way:
 
-* rows of inputs, output gradients and, forward, activations: one exact scale per row; in inference activations are
-  written by the product itself, with a scale that is exact or up to 2**4 above;
+* rows of inputs, output gradients and, forward, activations: one exact scale per row;
 * rows of gradients of gate and up and, backward, activations: one scale per row from a bound on its largest magnitude,
   so that a value is written for both of its products, as rows and transposed, as soon as it is known;
 * weights: one scale per expert, so that the transposed copy holds the same numbers. e4m3 has 15 binades of full
@@ -30,7 +29,6 @@ from .layout import TILE, ExpertLayout
 from .saved import Save, SavedUp
 
 PRODUCT = TileConfig()
-SWIGLU = TileConfig(BN=128)
 WEIGHT_GRADIENT = TileConfig()
 
 
@@ -77,12 +75,6 @@ def up(
     h = product(xs, w_up, layout)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save=save)
     return a, saved._replace(x_scale_T=xs.scale_T)
-
-
-def activation(x_TD: Float[Tensor, "T D"], w_up: E4M3Weight, layout: ExpertLayout) -> ScaledRows:
-    """The first of `up`, where nothing is kept: gate and up are neither stored nor rounded on the way."""
-    xs = launch.spread_rows(x_TD, layout, fp8=True)
-    return launch.swiglu_product(xs, w_up.values_ENK, w_up.scale_E, layout, SWIGLU)
 
 
 def down(a: ScaledRows, w_down: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S D"]:

@@ -57,11 +57,6 @@ def up(x_TD: Float[Tensor, "T D"], w_up: MXFP8, layout: ExpertLayout, save: Save
     return a.values_SX, saved
 
 
-def activation(x_TD: Float[Tensor, "T D"], w_up: MXFP8, layout: ExpertLayout) -> Tensor:
-    """The first of `up`, where nothing is kept."""
-    return up(x_TD, w_up, layout, None)[0]
-
-
 def down(a_SI: Float[Tensor, "S I"], w_down: MXFP8, layout: ExpertLayout) -> Float[Tensor, "S D"]:
     return product(launch.quantize_mx(a_SI), w_down, layout)
 
