@@ -3,7 +3,7 @@
 REF and ALT suffixes go through the same kernels, so that where the two agree their rounding agrees too and
 cancels: in bfloat16 a difference of two sums over thousands of positions would else be mostly noise.
 
-A suffix begins at the token before the first difference, which predicts it, or a few tokens earlier (`start_step`):
+A suffix begins at the first difference, which the end of the prefix predicts, or a few tokens earlier (`start_step`):
 then the pairs of a window begin at few places and share a launch, and lengths suit the GPU's tiles. What is run
 before the first difference is the same in REF and ALT and never counted.
 
@@ -47,11 +47,10 @@ SCORES = {
 
 
 def start_step(length: int) -> int:
-    """Suffixes start a token before multiples of so many tokens of a window of `length`: a power of two, a 64th of it
-    at most.
+    """Suffixes start at multiples of so many tokens of a window of `length`: a power of two, a 64th of it at most.
 
-    So what is run in vain stays about a hundredth, and is nothing where the first difference is such a multiple, as in
-    the middle of a window. 128 suffices: the tile of attention on a GPU.
+    So what is run in vain stays about a hundredth, and is nothing in the middle of a window. 128 suffices: the tile of
+    attention on a GPU, which is up to a tenth slower where the keys do not fill their last one.
     """
     return min(128, 1 << max(0, (length // 64).bit_length() - 1))
 
@@ -78,6 +77,8 @@ class Window:
     ref: np.ndarray
     suffixes: list[Suffix]
     """REF's, then the ALT's of every pair that has this REF."""
+    first_log_p_V: np.ndarray | None = None
+    """log p of every token in the place after the prefix."""
     log_p_L: np.ndarray | None = None
     hidden_LD: Tensor | None = None
 
@@ -158,20 +159,20 @@ class PairScorer:
     # ---- batches -----------------------------------------------------------------------------------------
 
     def _window(self, pairs: Sequence[Pair], members: list[int]) -> Window:
-        """A window with the suffixes its pairs need: from before the first difference to the last token read."""
+        """A window with the suffixes its pairs need: from the first difference, or before, to the last token read."""
         ref = pairs[members[0]].ref
         step = start_step(len(ref))
-        begins, ends = [], []
-        for index in members:
+        begins = [pairs[index].first // step * step for index in members]
+        suffixes = []
+        for index, begin in zip(members, begins, strict=True):
             pair = pairs[index]
-            begin = max(0, pair.first // step * step - 1)
+            if 0 < begin == pair.first < max(begins):
+                begin -= step  # its first token is not predicted by the end of the prefix, so must be by the suffix
             # the last token that counts is only predicted, so that its own state is of no use to a likelihood
             end = pair.end if self.kind == "embedding" else max(begin + 1, pair.end - 1)
-            begins.append(begin)
-            ends.append(min(len(ref), begin + -(-(end - begin) // step) * step))
-        suffixes = [Suffix(None, ref, min(begins), max(ends))]
-        suffixes += [Suffix(i, pairs[i].alt, *span) for i, *span in zip(members, begins, ends, strict=True)]
-        return Window(ref=ref, suffixes=suffixes)
+            suffixes.append(Suffix(index, pair.alt, begin, min(len(ref), begin + -(-(end - begin) // step) * step)))
+        of_ref = Suffix(None, ref, min(one.start for one in suffixes), max(one.stop for one in suffixes))
+        return Window(ref=ref, suffixes=[of_ref, *suffixes])
 
     def _window_batches(self, pairs: Sequence[Pair]) -> Iterator[list[Window]]:
         """Batches of windows whose prefixes are equally long."""
@@ -231,9 +232,10 @@ class PairScorer:
 
     def _score_windows(self, pairs: Sequence[Pair], windows: list[Window], out: np.ndarray) -> None:
         prefix = windows[0].prefix
-        cache = PrefixCache(last_layer=0)
+        cache, last_BD = PrefixCache(last_layer=0), None
         if prefix:
-            cache = run_prefix(self.model, self._to_device(np.stack([window.ref[:prefix] for window in windows])))
+            ids = np.stack([window.ref[:prefix] for window in windows])
+            cache, last_BD = run_prefix(self.model, self._to_device(ids))
         log_p: list[tuple[list[tuple[Window, Suffix]], Tensor]] = []
         for batch in self._suffix_batches(windows):
             hidden_TD = self._run_suffixes(batch, cache)
@@ -242,7 +244,12 @@ class PairScorer:
                 log_p.append((running, self._log_p(running, hidden_TD)))
             else:
                 self._change(pairs, running, hidden_TD, out)
-        for running, log_p_T in log_p:  # read when all is under way, so that the device need not wait for us
+        # read when all is under way, so that the device need not wait for us
+        if log_p and last_BD is not None:
+            first_BV = log_probabilities(last_BD, self.model.lm_head.weight).cpu().numpy()
+            for window, first_V in zip(windows, first_BV, strict=True):
+                window.first_log_p_V = first_V
+        for running, log_p_T in log_p:
             self._likelihood(pairs, running, log_p_T.cpu().numpy(), out)
 
     def _run_suffixes(self, batch: Sequence[Unit], cache: PrefixCache) -> Tensor:
@@ -282,9 +289,18 @@ class PairScorer:
             pair = pairs[suffix.index]
             assert window.log_p_L is not None, "REF runs before its ALTs"
             first, end = max(1, pair.first) - 1, pair.end - 1  # tokens that predict those that count
+            change = 0.0
+            if first < suffix.start:  # the end of the prefix
+                alt, ref = pair.alt[pair.first], pair.ref[pair.first]
+                change = self._first_log_p(window, alt) - self._first_log_p(window, ref)
+                first += 1
             ref_L = window.log_p_L[first - window.start : end - window.start]
             alt_L = own_L[first - suffix.start : end - suffix.start]
-            out[suffix.index] = np.subtract(alt_L, ref_L, dtype=np.float64).sum()
+            out[suffix.index] = change + np.subtract(alt_L, ref_L, dtype=np.float64).sum()
+
+    def _first_log_p(self, window: Window, token: int) -> float:
+        assert window.first_log_p_V is not None, "a prefix predicts what follows it"
+        return 0.0 if token == self.unk_id else float(window.first_log_p_V[token])
 
     def _change(
         self, pairs: Sequence[Pair], running: Sequence[tuple[Window, Suffix]], hidden_TD: Tensor, out: np.ndarray

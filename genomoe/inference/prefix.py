@@ -5,8 +5,8 @@ serves every sequence that begins as it does: REF and its ALT haplotypes need on
 difference on. `PrefixCache` and `SuffixAttention` are given to `GenoMoEModel.forward` as `attend`, which calls them
 once per layer instead of the usual attention.
 
-Axis legend: B windows, P prefix length, T tokens of all suffixes, G key/value heads, H query heads, C head size;
-of one block of suffixes W windows, N suffixes a window, L tokens a suffix.
+Axis legend: B windows, P prefix length, T tokens of all suffixes, D hidden size, G key/value heads, H query heads,
+C head size; of one block of suffixes W windows, N suffixes a window, L tokens a suffix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from genomoe.model.transformer import GenoMoEModel, run_layer
 from genomoe.ops.attention import attention
-from genomoe.ops.prefix_attention import prefix_attention, windowed_attention
+from genomoe.ops.prefix_attention import attend_part, prefix_attention, windowed_attention
 
 __all__ = ["PrefixCache", "SuffixAttention", "SuffixBlock", "run_prefix"]
 
@@ -32,7 +32,7 @@ class PrefixCache:
 
     backend: str = "auto"
     last_layer: int
-    """Number of the layer of which nothing but keys and values is wanted."""
+    """Number of the layer of which nothing but keys, values and the last token's output is wanted."""
     keys: list[Tensor] = field(default_factory=list)
     """One [B, P, G, C] for each layer, rotated; the model's device and dtype."""
     values: list[Tensor] = field(default_factory=list)
@@ -42,27 +42,32 @@ class PrefixCache:
         self.keys.append(k_BPGC)
         self.values.append(v_BPGC)
         if layer == self.last_layer:
-            return q_BPHC[:, :0]
+            seen = slice(None) if window is None else slice(-window, None)
+            return attend_part(q_BPHC[:, -1:], k_BPGC[:, seen], v_BPGC[:, seen], causal=False).out_BSHC
         return attention(q_BPHC, k_BPGC, v_BPGC, window=window, backend=self.backend)
 
     def run_layer(self, index, layer, x_TD, layout, valid_T, kernels):
-        """As usual, but the last layer goes no further than its keys and values, and leaves the hidden states alone."""
+        """As usual, but in the last layer only the last token of a window goes further than its keys and values."""
         if index != self.last_layer:
             return run_layer(index, layer, x_TD, layout, valid_T, kernels)
         _, normed_TD = layer.attention_norm(x_TD, None, kernels)
-        layer.attention(normed_TD, layout, kernels)
-        return x_TD, None
+        delta_BD = layer.attention(normed_TD, layout, kernels)
+        last_BD = x_TD.unflatten(0, (layout.batch, -1))[:, -1]
+        stream_BD, normed_BD = layer.moe_norm(last_BD.contiguous(), delta_BD, kernels)
+        stream_BD, routing = layer.moe(normed_BD, stream_BD, None, kernels)
+        last_BD.copy_(stream_BD)
+        return x_TD, routing
 
 
-def run_prefix(model: GenoMoEModel, tokens_BP: Int[Tensor, "B P"]) -> PrefixCache:
-    """The keys and values of windows, each of which starts at position 0."""
+def run_prefix(model: GenoMoEModel, tokens_BP: Int[Tensor, "B P"]) -> tuple[PrefixCache, Float[Tensor, "B D"]]:
+    """The keys and values of windows, each of which starts at position 0, and the hidden state of their last token."""
     cache = PrefixCache(backend=model.kernels.attention, last_layer=model.config.num_layers - 1)
     usual, model.run_layer = model.run_layer, cache.run_layer
     try:
-        model(tokens_BP, compute_logits=False, attend=cache)
+        hidden_BPD = model(tokens_BP, compute_logits=False, attend=cache).hidden
     finally:
         model.run_layer = usual
-    return cache
+    return cache, hidden_BPD[:, -1]
 
 
 @dataclass(frozen=True, kw_only=True)

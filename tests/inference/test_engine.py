@@ -90,6 +90,16 @@ def test_suffixes_start_little_earlier_than_they_must():
     assert [engine.start_step(length) for length in (1, 100, 512, 600, 4096, 8192, 10**6)] == [1, 1, 8, 8, 64, 128, 128]
 
 
+def test_in_the_middle_of_a_window_no_token_is_run_in_vain():
+    ref = np.full(512, 4, dtype=np.uint8)
+    alt = ref.copy()
+    alt[256] = 5
+    pair = Pair(ref=ref, alt=alt, first=256, end=512, ref_after=257, alt_after=257)
+    window = PairScorer(tiny_model(), "llr", unk_id=UNK)._window([pair], [0])
+    assert window.prefix == 256
+    assert [(suffix.start, suffix.stop) for suffix in window.suffixes] == [(256, 512)] * 2
+
+
 def test_batches_are_even_and_hold_every_suffix_once():
     model = tiny_model()
     random = np.random.default_rng(0)
@@ -105,7 +115,7 @@ def test_batches_are_even_and_hold_every_suffix_once():
     scorer = PairScorer(model, "llr", unk_id=UNK, batch_tokens=700)
     seen: list[int] = []
     window_batches = list(scorer._window_batches(pairs))
-    assert [len(found) for found in window_batches] == [5, 5], "prefixes of 109 tokens, of which six fill a batch"
+    assert [len(found) for found in window_batches] == [5, 5], "prefixes of 110 tokens, of which six fill a batch"
     for found in window_batches:
         batches = list(scorer._suffix_batches(found))
         tokens = [sum(len(suffix) for _, suffixes in batch for suffix in suffixes) for batch in batches]
