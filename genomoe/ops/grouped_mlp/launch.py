@@ -121,7 +121,8 @@ def swiglu_rows(
     rows, block = row_blocks(min(I, 4096), 2048)
     swiglu.swiglu_kernel[(S // rows,)](
         h_S2I, layout.score_S, layout.ends_E, a, a_scale, h8, h8_scale, largest_2S, layout.num_experts, S, I,
-        FP8=fp8, SAVE_MX=save_mx, WHOLE=block >= I, ROWS=rows, BLOCK_I=block, num_warps=8 if save and block > 2048 else 4,
+        FP8=fp8, SAVE_MX=save_mx, WHOLE=block >= I, ROWS=rows, BLOCK_I=block,
+        num_warps=8 if save and block > 2048 else 4,
     )  # fmt: skip
     return ScaledRows(a, a_scale), SavedUp(h_S2I if h8 is None else h8, h8_scale, largest_2S=largest_2S)
 
