@@ -6,6 +6,11 @@ Lightning prefetches it, so a checkpoint holds exactly what was trained on.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -46,6 +51,25 @@ class _Stream(IterableDataset[Batch]):
         return iter(dataset)
 
 
+def _heed_parent_only(worker: int) -> None:
+    """Keep a loader process alive when Ctrl-C or SIGTERM is sent to all processes, as terminals and clusters do.
+
+    The training process is asked to stop, too, needs batches until it has, and then terminates its loaders.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":  # elsewhere a process cannot see who sent a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_await_termination, daemon=True).start()
+
+
+def _await_termination() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        pass
+    os._exit(0)
+
+
 class BatchLoader:
     """Iterates over the rest of the dataset's current epoch; each new iteration after a full one is a new epoch.
 
@@ -80,6 +104,7 @@ class BatchLoader:
                 prefetch_factor=4,
                 persistent_workers=True,
                 multiprocessing_context=start_method,
+                worker_init_fn=_heed_parent_only,
                 generator=torch.Generator(),  # leaves the program's random numbers alone, as no processes do
             )
 
