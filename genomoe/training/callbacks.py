@@ -5,10 +5,13 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
+import torch.distributed
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,6 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from genomoe.genome.errors import GenoMoEError
 from genomoe.training.checkpoint import checkpoint_path, list_checkpoints
 from genomoe.training.options import ConfigError
+
+SAME_SIGNAL = 1.0
+"""Seconds in which another signal is the first once more: launchers pass on what their processes were sent, too."""
 
 
 class Interrupted(GenoMoEError):
@@ -25,9 +31,10 @@ class Interrupted(GenoMoEError):
 class Checkpoint(lightning.Callback):
     """Saves the whole training state every `every_n_steps` updates and at the end; keeps the newest `keep`.
 
-    Also on SIGTERM and Ctrl-C. In a run of one process the first of them lets the update under way finish, saves, and
-    raises SIGTERMException or Interrupted; a second stops at once. In a run of several processes Lightning's own
-    handler sees to SIGTERM. An older checkpoint is deleted only after a newer one is safely under its name.
+    Also on SIGTERM and Ctrl-C. The first of them, to any process of the run, lets the update under way finish; then all
+    processes save together and stop: rank 0 raises SIGTERMException or Interrupted, the others SIGTERMException. A
+    signal more than a second later stops its process at once. An older checkpoint is deleted only after a newer one is
+    safely under its name.
     """
 
     def __init__(self, folder: str | Path, *, every_n_steps: int = 100, keep: int = 2) -> None:
@@ -37,64 +44,69 @@ class Checkpoint(lightning.Callback):
         self.folder = Path(folder)
         self.every_n_steps = every_n_steps
         self.keep = keep
-        self._saved_step = -1
-        self._signal: int | None = None
-        self._usual_handlers: dict[int, Any] = {}
+        self._step = 0
+        self._signal = 0  # the first this process got; 0: none
+        self._signal_time = 0.0
+        self._agreed_signal = 0  # the one all processes stop for
         self._process = 0
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """Take over Ctrl-C and SIGTERM."""
-        if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
+        """Take over Ctrl-C and SIGTERM, which Lightning gives back however training ends.
+
+        Lightning's own handler of SIGTERM would talk to the other processes from within whatever it interrupts.
+        """
+        self._step = trainer.global_step
+        if threading.current_thread() is threading.main_thread():
             self._process = os.getpid()
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._usual_handlers[number] = signal.signal(number, self._note_signal)
+                signal.signal(number, partial(self._note_signal, trainer))
 
     def on_train_batch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         """Stop if it was asked for: after the update's checkpoint, its row of metrics and its validation."""
-        if self._signal is not None and trainer.global_step == self._saved_step:
-            if self._signal == signal.SIGTERM:
-                raise SIGTERMException
+        if self._agreed_signal == signal.SIGINT and trainer.is_global_zero:
             raise Interrupted(
-                f"interrupted after step {self._saved_step}, which was saved; start the same command again to go on."
+                f"interrupted after step {self._step}, which was saved; start the same command again to go on."
             )
+        if self._agreed_signal:
+            raise SIGTERMException
 
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: lightning.Trainer, *unused: Any) -> None:
         """Save when the number of updates is due."""
         step = trainer.global_step
-        updated = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        stop = trainer.received_sigterm or (self._signal is not None and updated)
-        due = step % self.every_n_steps == 0 or step == trainer.max_steps or stop
-        if due and step != self._saved_step:
-            self._saved_step = step
+        if step == self._step:  # a batch of several that make an update
+            return
+        self._step = step
+        self._agreed_signal = self._agree(trainer)
+        if step % self.every_n_steps == 0 or step == trainer.max_steps or self._agreed_signal:
             trainer.save_checkpoint(checkpoint_path(self.folder, step))
             if trainer.is_global_zero:
                 for _, path in list_checkpoints(self.folder)[: -self.keep]:
                     path.unlink()
 
-    def on_train_end(self, *_: Any) -> None:
-        """Give the signals back."""
-        self._restore_handlers()
+    def _agree(self, trainer: lightning.Trainer) -> int:
+        """The signal that any process got, SIGTERM before SIGINT; 0: none. Called by all processes together.
 
-    def on_exception(self, *_: Any) -> None:
-        """Give the signals back."""
-        self._restore_handlers()
+        This waits for the device once an update, which costs little more than the message: Lightning waits before every
+        batch, for a flag of its own that only rank 0 can raise.
+        """
+        if trainer.world_size == 1:
+            return self._signal
+        number = torch.tensor(self._signal, device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+        return int(number)
 
-    def _note_signal(self, number: int, frame: Any) -> None:
-        usual = self._usual_handlers.get(number)
-        self._restore_handlers()
-        if os.getpid() != self._process:  # a loader process that was forked from the training process
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else usual)
+    def _note_signal(self, trainer: lightning.Trainer, number: int, frame: Any) -> None:
+        in_training = os.getpid() == self._process  # and not in a loader process that was forked from it
+        if in_training and not self._signal:
+            self._signal, self._signal_time = number, time.monotonic()
+            if trainer.is_global_zero:
+                text = "\nfinishing this update to save it; a second signal stops at once"
+                print(text, file=sys.stderr, flush=True)
+        elif not in_training or time.monotonic() > self._signal_time + SAME_SIGNAL:
+            if in_training and trainer.strategy.launcher is not None:
+                trainer.strategy.launcher.kill(signal.SIGKILL)  # the processes Lightning started
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
             os.kill(os.getpid(), number)
-            return
-        self._signal = number
-        print("\nfinishing this update to save it; a second signal stops at once", file=sys.stderr, flush=True)
-
-    def _restore_handlers(self) -> None:
-        for number, handler in self._usual_handlers.items():
-            signal.signal(number, handler)
-        self._usual_handlers = {}
 
 
 class ProgressLine(lightning.Callback):

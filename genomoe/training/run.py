@@ -42,7 +42,7 @@ from genomoe.training.start import start_from
 
 
 class Terminated(GenoMoEError):
-    """The run was asked to stop (SIGTERM) and did, after a checkpoint unless it was validating."""
+    """The run was asked to stop (SIGTERM) and did, after a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -323,6 +323,8 @@ def fit(
         except MisconfigurationException as error:
             raise ConfigError(" ".join(str(error).split())) from error
         except SIGTERMException:
+            if not trainer.is_global_zero:
+                raise  # exits with code 0 and no word: at another code launchers would kill rank 0, which reports
             saved, _ = RunDirectory(Path(config.paths.run_dir)).last_checkpoint() or (0, None)
             raise Terminated(
                 f"terminated after step {trainer.global_step}; start the same command again to go on from step {saved}."
@@ -393,6 +395,8 @@ def quiet_lightning() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
         try:
             yield
+        except SIGTERMException:
+            raise
         except SystemExit:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt from None

@@ -1,7 +1,7 @@
 """However many processes share a run out, and whatever each of them holds, it is the same run.
 
-Two processes on the CPU (gloo) stand for two GPUs. All two-process runs but the killed one are made by one pair, since
-starting one takes longer than they do.
+Two processes on the CPU (gloo) stand for two GPUs. All two-process runs but those that are killed or asked to stop
+are made by one pair, since starting one takes longer than they do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -22,7 +24,8 @@ from torch import Tensor
 
 from genomoe.model.pretrained import from_pretrained
 from genomoe.parallel.sharding import even_axis
-from genomoe.training.checkpoint import checkpoint_path
+from genomoe.training.callbacks import SAME_SIGNAL, Checkpoint
+from genomoe.training.checkpoint import checkpoint_path, list_checkpoints
 from genomoe.training.compose import compose_config
 from genomoe.training.optim import OptimConfig
 from genomoe.training.options import ConfigError
@@ -33,6 +36,13 @@ from genomoe.training.run_directory import open_run
 STEPS = 5
 RESUMED = 2
 """Where runs go on elsewhere; even, so that no pair of accumulated batches is torn apart."""
+
+
+def sender(signal: str, *, rank: int, to: str) -> tuple[str, ...]:
+    fields = {"_target_": "train_jobs.SendSignal", "signal": signal, "rank": rank, "to": to}
+    return ("callbacks.checkpoint.every_n_steps=1000", *(f"+callbacks.sender.{k}={v}" for k, v in fields.items()))
+
+
 SMALL = (
     "model.hidden_size=32",
     "model.num_layers=2",
@@ -69,6 +79,14 @@ LOW = ("precision=bf16", "activation=layer")
 LOWER = ("precision=bf16", "precision.parameters=bfloat16", "activation=mlp", "optim.learning_rate=0.05")
 
 
+SIGNALLED = {
+    "ctrl-c": ("parallel=ddp", *sender("SIGINT", rank=0, to="group")),
+    "rank-1": ("parallel=fsdp", *LINEAR, *sender("SIGTERM", rank=1, to="self")),
+    "launcher": ("parallel=fsdp", *LINEAR, "data.num_workers=1", *sender("SIGTERM", rank=1, to="parent")),
+}
+"""Runs that are asked to stop in their second update, long before a checkpoint is due; torchrun asks loaders, too."""
+
+
 def overrides(folder: Path, *more: str) -> list[str]:
     return [*SMALL, *more, f"paths.run_dir={folder}"]
 
@@ -77,13 +95,16 @@ def train(folder: Path, *more: str) -> None:
     pretrain(compose_config("pretrain", overrides(folder, *more)))
 
 
-def torchrun(jobs: list[list[str]], folder: Path) -> None:
+def torchrun_command(jobs: list[list[str]], folder: Path) -> list[str]:
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     worker = Path(__file__).with_name("train_jobs.py")
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker), str(file)]
+
+
+def torchrun(jobs: list[list[str]], folder: Path) -> None:
     done = subprocess.run(
-        [*command, str(worker), str(file)],
+        [sys.executable, *torchrun_command(jobs, folder)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -116,8 +137,38 @@ def start_and_kill(folder: Path, *more: str) -> None:
     assert not (folder / "model").exists()
 
 
+def start_and_wait(command: list[str]) -> tuple[int, str]:
+    """Exit code and stderr of a run; one that has not ended after a minute is killed."""
+    folder = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    with tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stderr=stderr,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folder},
+        )
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun kills its processes, which are in sessions of their own
+            time.sleep(40)
+            os.killpg(process.pid, signal.SIGKILL)
+        stderr.seek(0)
+        return process.wait(), stderr.read()
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def signalled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[int, str]]]:
+    """A folder of the runs of `SIGNALLED`, and exit code and stderr of what started them, lightning or torchrun."""
+    folder = tmp_path_factory.mktemp("signalled")
+    jobs = {name: overrides(folder / name, *TWO, *more) for name, more in SIGNALLED.items()}
+    by_lightning = start_and_wait(["-m", "genomoe", "pretrain", *jobs.pop("ctrl-c")])
+    by_torchrun = start_and_wait(torchrun_command(list(jobs.values()), folder))
+    return folder, {"lightning": by_lightning, "torchrun": by_torchrun}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, signalled: tuple[Path, dict[str, tuple[int, str]]]) -> Path:
     """A folder of finished runs; their names say how they were made."""
     folder = tmp_path_factory.mktemp("runs")
     train(folder / "single", "data.batch_size=8")
@@ -137,6 +188,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "killed": ("parallel=fsdp", *LINEAR),
     }
     start_and_kill(folder / "killed", *TWO, *jobs["killed"])
+    for name in SIGNALLED:
+        shutil.copytree(signalled[0] / name, folder / name)
+    jobs |= {"ctrl-c": ("parallel=ddp",), "rank-1": jobs["fsdp-linear"], "launcher": jobs["fsdp-linear"]}
     torchrun([overrides(folder / name, *TWO, *more) for name, more in jobs.items()], folder)
     interrupted_at(RESUMED, folder / "fsdp-linear", folder / "fsdp-to-single")
     train(folder / "fsdp-to-single", *ONE_OF_TWO, "resume=always")
@@ -234,6 +288,58 @@ def test_killed_and_started_again_it_ends_as_if_it_had_not_been(runs: Path) -> N
     a, b = weights(runs / "killed"), weights(runs / "fsdp-linear")
     assert all(torch.equal(a[name], b[name]) for name in b)
     assert_same_losses(runs / "killed", runs / "fsdp-linear", 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "names", "code", "message"),
+    [
+        ("lightning", ["ctrl-c"], 130, "interrupted after step 2, which was saved;"),
+        ("torchrun", ["rank-1", "launcher"], 1, "terminated after step 2; start the same command again to go on from"),
+    ],
+)
+def test_asked_to_stop_all_processes_save_the_update_under_way(
+    launcher: str, names: list[str], code: int, message: str, signalled: tuple[Path, dict[str, tuple[int, str]]]
+) -> None:
+    """Whoever was asked; and rank 0 alone says so, once a run."""
+    folder, results = signalled
+    returncode, stderr = results[launcher]
+    for name in names:
+        assert [step for step, _ in list_checkpoints(folder / name / "checkpoints")] == [2], stderr
+    assert returncode == code, stderr
+    assert stderr.count(f"genomoe: {message}") == len(names), stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "like"), [("ctrl-c", "ddp"), ("launcher", "fsdp-linear"), ("rank-1", "fsdp-linear")])
+def test_stopped_and_started_again_it_ends_as_if_it_had_not_been(name: str, like: str, runs: Path) -> None:
+    a, b = weights(runs / name), weights(runs / like)
+    assert all(torch.equal(a[key], b[key]) for key in b)
+    assert [step for step, _ in list_checkpoints(runs / name / "checkpoints")] == [2, 3, 4, 5]
+    assert_same_losses(runs / name, runs / like, 1e-12)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it comes on the heels of the first: then it is the same one, passed on by a launcher."""
+    trainer = Mock(global_step=0, is_global_zero=True)
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    kill = Mock()
+    monkeypatch.setattr(os, "kill", kill)
+    try:
+        Checkpoint(tmp_path).on_train_start(trainer, Mock())
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        kill.assert_not_called()
+        later = time.monotonic() + 2 * SAME_SIGNAL
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        signal.raise_signal(number)
+        kill.assert_called_once_with(os.getpid(), number)
+        trainer.strategy.launcher.kill.assert_called_once_with(signal.SIGKILL)
+        assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    finally:
+        for n, handler in handlers.items():
+            signal.signal(n, handler)
 
 
 # ---- settings ----------------------------------------------------------------------------------------------
