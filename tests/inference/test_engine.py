@@ -162,3 +162,13 @@ def test_bfloat16_on_cuda_agrees_with_float32():
     expected = PairScorer(model, "llr", unk_id=UNK)(pairs)
     got = PairScorer(model.to("cuda", torch.bfloat16), "llr", unk_id=UNK)(pairs)
     assert np.corrcoef(got, expected)[0, 1] > 0.95  # bfloat16 sends some tokens to another expert
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", SCORES)
+def test_float32_on_cuda_equals_whole_sequences(kind):
+    model, pairs = tiny_model(head_size=16), make_pairs(2)
+    expected = np.array([plain_score(model, kind, pair) for pair in pairs])
+    got = PairScorer(model.to("cuda"), kind, unk_id=UNK)(pairs)
+    np.testing.assert_allclose(got, expected, atol=1e-4, rtol=0)
