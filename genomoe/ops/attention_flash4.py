@@ -19,6 +19,7 @@ Axis legend: B batch, S sequence, T tokens (packed), H query heads, G key/value 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -39,10 +40,21 @@ def flash4_missing() -> str | None:
     if torch.cuda.get_device_capability()[0] < 9:
         return "it needs an NVIDIA GPU of compute capability 9.0 or higher"
     try:
-        metadata.version("flash-attn-4")
+        version = metadata.version("flash-attn-4")
     except metadata.PackageNotFoundError:
         return "flash-attn-4 is not installed (pip install 'genomoe[flash4]')"
+    try:
+        _kernels()
+    except Exception as error:  # whatever an installation that does not fit the others raises, attention must run
+        return f"flash-attn-4 {version} does not load ({type(error).__name__}: {error})"
     return None
+
+
+def _kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The package's forward and backward pass; its public functions have no backward pass to call by hand."""
+    from flash_attn.cute import interface
+
+    return interface._flash_attn_fwd, interface._flash_attn_bwd
 
 
 def flash4_pays(dtype: torch.dtype, head_size: int) -> bool:
@@ -64,10 +76,8 @@ def flash4_forward(
 
     Queries and keys of fixed windows may differ in number where nothing is masked.
     """
-    from flash_attn.cute.interface import _flash_attn_fwd
-
-    layout = _layout(cu_seqlens, max_seqlen, causal, window)
-    out, lse, *_ = _flash_attn_fwd(q, k, v, return_lse=True, **layout)
+    forward, _ = _kernels()
+    out, lse, *_ = forward(q, k, v, return_lse=True, **_layout(cu_seqlens, max_seqlen, causal, window))
     return out, lse
 
 
@@ -97,11 +107,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, masking: Masking) -> tuple[Tensor,
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: tuple[Tensor, ...], masking: Masking
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from flash_attn.cute.interface import _flash_attn_bwd
-
+    _, backward = _kernels()
     layout = _layout(masking.cu_seqlens, masking.max_seqlen, masking.causal, masking.window)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, grad, kept[0], deterministic=deterministic, **layout)
+    dq, dk, dv, *_ = backward(q, k, v, out, grad, kept[0], deterministic=deterministic, **layout)
     return dq, dk, dv
 
 

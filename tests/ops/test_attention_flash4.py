@@ -6,12 +6,14 @@ The package itself is compared with the reference on a GPU in `test_attention.py
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from types import ModuleType
 
 import pytest
 import torch
 
 from genomoe.ops import attention as module
+from genomoe.ops import attention_flash4
 from genomoe.ops.attention import attention, select_attention
 from genomoe.ops.attention_flash4 import flash4_forward
 
@@ -61,9 +63,10 @@ def flash_attn_bwd(q, k, v, out, dout, lse, *, deterministic, **masks):
 def package(monkeypatch) -> None:
     interface = ModuleType("flash_attn.cute.interface")
     interface._flash_attn_fwd, interface._flash_attn_bwd = flash_attn_fwd, flash_attn_bwd  # type: ignore[attr-defined]
-    for name in ("flash_attn", "flash_attn.cute"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    cute = ModuleType("flash_attn.cute")
+    cute.interface = interface  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
     monkeypatch.setattr(module, "flash4_missing", lambda: None)
 
 
@@ -107,3 +110,15 @@ def test_it_is_taken_where_it_pays_and_refused_where_it_is_missing(monkeypatch) 
     monkeypatch.setattr(module, "flash4_pays", lambda dtype, head_size: head_size == 64)
     assert select_attention(cuda, torch.bfloat16, packed=True, window=True).name == "flash4"
     assert select_attention(cuda, torch.bfloat16, packed=False, window=False, head_size=256).name == "sdpa"
+
+
+def test_an_installation_that_does_not_load_is_left_aside_with_the_reason(package, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(metadata, "version", lambda name: "4.0.0")
+    missing = attention_flash4.flash4_missing.__wrapped__
+    assert missing() is None
+    del sys.modules["flash_attn.cute"].interface._flash_attn_bwd  # type: ignore[attr-defined]
+    assert "flash-attn-4 4.0.0 does not load (AttributeError: " in missing()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert "9.0 or higher" in missing()
