@@ -118,7 +118,7 @@ def test_predictions_agree_with_what_was_measured() -> None:
         one = cases[key(row)]
         kernels = KernelOptions(
             experts=one.implementation.removeprefix("genomoe-"), precision=one.precision, save=one.save,
-            chunk_tokens=one.chunk_tokens,
+            chunk_tokens=one.chunk_tokens, attention="flash4" if "flash4" in row["attention"] else "sdpa",
         )  # fmt: skip
         predicted = predict_peak(
             one.model, batch=one.batch, context=one.context, kernels=kernels, policy=one.activation,

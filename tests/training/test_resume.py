@@ -118,11 +118,11 @@ def test_ctrl_c_saves_the_step_it_reached(uninterrupted: Path, tiny: tuple[str, 
 
 def test_ctrl_c_without_checkpoints_is_a_keyboard_interrupt(tiny: tuple[str, ...], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    process = start((*tiny, "callbacks.checkpoint=null"), run_dir)
+    process = start((*tiny, "callbacks.checkpoint=null", "trainer.max_steps=100000"), run_dir)
     wait_for_step(5, process, run_dir)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, output
     assert "genomoe: interrupted." in output
 
 
