@@ -16,7 +16,7 @@ from torch import Tensor
 
 Tile = tuple[int, int, bool]
 TILES: tuple[Tile, ...] = (
-    (128, 192, True), (256, 128, False), (128, 256, False), (128, 128, True),
+    (128, 192, True), (256, 128, False), (128, 256, False), (128, 128, True), (192, 128, True),
 )  # fmt: skip
 """(rows, columns, ping-pong) that SonicMoE's products are tuned over here: its default and the usual best ones. Its own
 list has 20 to 40 tiles for each of six products, whose compilation takes minutes for every layer shape."""

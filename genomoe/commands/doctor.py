@@ -22,6 +22,7 @@ OPTIONAL = {
     "peft": "LoRA fine-tuning: pip install 'genomoe[lora]'",
     "triton": "fused kernels on NVIDIA GPUs",
     "flash-attn-4": "the fastest attention on Hopper: pip install 'genomoe[flash4]'",
+    "quack-kernels": "the fastest bfloat16 experts on Hopper, and fp8 scoring: pip install 'genomoe[quack]'",
     "transformer_engine": "Transformer Engine backends: pip install 'genomoe[te]'",
 }
 

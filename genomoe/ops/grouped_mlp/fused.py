@@ -3,7 +3,8 @@
 Reference: `reference.py`, same signature, same result. What differs is how:
 
 * tokens are grouped on the device into padded segments (`layout.py`); nothing waits for the host, no token is dropped;
-* SwiGLU, the router's score and all quantisation happen in the passes between the products, in one reading;
+* SwiGLU, the router's score and all quantisation happen in the passes between the products, in one reading, or (QuACK's
+  products) in a product's epilogue;
 * backward needs only gate and up (bf16 or MXFP8) or nothing at all (recompute), beside the layer's inputs; the score's
   gradient comes from <da, a>, so that expert outputs are never kept;
 * every sum has a fixed order: results are bitwise equal from run to run;
@@ -21,13 +22,21 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from . import products_bf16, products_fp8, products_mxfp8
+from . import products_bf16, products_fp8, products_mxfp8, products_quack
 from .launch import combine_rows
+from .launch_quack import quack_pays
 from .layout import ExpertLayout, expert_layout
 from .prepared import prepared
 from .saved import SavedUp
 
 PRODUCTS: dict[str, ModuleType] = {"bf16": products_bf16, "fp8": products_fp8, "mxfp8": products_mxfp8}
+
+
+def products_for(precision: str, save: str, device: torch.device) -> ModuleType:
+    """The products of a precision: in bfloat16 QuACK's where they pay, unless gate and up are kept in MXFP8."""
+    if precision == "bf16" and save != "mxfp8" and quack_pays(device):
+        return products_quack
+    return PRODUCTS[precision]
 
 
 def fused(
@@ -61,8 +70,8 @@ def fused(
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w_up, w_down, index, scores, residual, precision, save, chunk_tokens, rerun):
-        products = PRODUCTS[precision]
-        ctx.precision, ctx.save = precision, save
+        ctx.products = products = products_for(precision, save, x.device)
+        ctx.save = save
         ctx.chunks = _chunks(x.shape[0], chunk_tokens)
         kept: list[Tensor | None] = []
         out = torch.empty_like(x)
@@ -85,7 +94,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        products = PRODUCTS[ctx.precision]
+        products = ctx.products
         x, w_up, w_down, index, scores, *kept = ctx.saved_tensors
         measured, kept = kept[:2], kept[2:]
         dy = dy.contiguous()  # the gradient of a sum is an expanded tensor, which grouped products refuse

@@ -107,6 +107,18 @@ def combine_rows(
     )
 
 
+def scale_rows(a_SI: Float[Tensor, "S I"], layout: ExpertLayout) -> ScaledRows:
+    """Rows in e4m3, each divided by its own power of two."""
+    S, I = a_SI.shape
+    out = torch.empty(S, I, dtype=E4M3, device=a_SI.device)
+    scale_S = torch.empty(S, dtype=torch.float32, device=a_SI.device)
+    rows, block = row_blocks(I, 4096)
+    passes.scale_rows_kernel[(S // rows,)](
+        a_SI, layout.ends_E, out, scale_S, layout.num_experts, I, ROWS=rows, BLOCK_I=block, num_warps=4
+    )
+    return ScaledRows(out, scale_S)
+
+
 def swiglu_rows(
     h_S2I: Float[Tensor, "S 2 I"], layout: ExpertLayout, *, fp8: bool, save: Save | None
 ) -> tuple[ScaledRows, SavedUp]:
@@ -136,7 +148,7 @@ def swiglu_backward_rows(
     dscore = torch.empty(S, dtype=torch.float32, device=da_SI.device)
     rows, block = row_blocks(min(I, 4096), 2048)
     swiglu.swiglu_backward_kernel[(S // rows,)](
-        da_SI, saved.h_S2I, saved.scales, layout.score_S, layout.ends_E, dh, a, dscore, layout.num_experts, I,
+        da_SI, saved.h, saved.scales, layout.score_S, layout.ends_E, dh, a, dscore, layout.num_experts, I,
         SAVED_MX=saved.scales is not None, WHOLE=block >= I, ROWS=rows, BLOCK_I=block,
         num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
@@ -187,7 +199,7 @@ def swiglu_backward_e4m3(
     rows, block = 32, 128
     dscore_CS = torch.empty(triton.cdiv(I, block), S, dtype=torch.float32, device=device)
     swiglu.swiglu_backward_e4m3_kernel[(S // rows, triton.cdiv(I, block))](
-        da_SI, saved.h_S2I, saved.scales, layout.score_S, dh_scale, a_scale, layout.ends_E,
+        da_SI, saved.h, saved.scales, layout.score_S, dh_scale, a_scale, layout.ends_E,
         dh, dh_MCB.view(torch.int32), a_MCB.view(torch.int32), dscore_CS, E, S, I,
         SAVED_MX=saved.scales is not None, TILE=TILE, ROWS=rows, BLOCK_I=block, num_warps=4,
     )  # fmt: skip

@@ -42,6 +42,10 @@ class ExpertLayout(NamedTuple):
     def num_experts(self) -> int:
         return self.ends_E.shape[0]
 
+    def by_slot(self, value_E: Float32[Tensor, " E"]) -> Float32[Tensor, " S"]:
+        """The value of each slot's expert; 0 past the last segment."""
+        return F.pad(value_E, (0, 1))[self.tile_expert_M].repeat_interleave(TILE)
+
 
 def slot_bound(choices: int, num_experts: int) -> int:
     """Slots that suffice for any routing of ``choices`` = T K pairs: a multiple of 128."""

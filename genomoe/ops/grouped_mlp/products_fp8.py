@@ -5,6 +5,8 @@ Every scale is a power of two, and the passes that write the operands find them 
 * rows of inputs, output gradients and, forward, activations: one exact scale per row;
 * rows of gradients of gate and up and, backward, activations: one scale per row from a bound on its largest magnitude,
   so that a value is written for both of its products, as rows and transposed, as soon as it is known;
+* without a backward pass to keep gate and up for, SwiGLU is in the epilogue of QuACK's product where that is installed,
+  and a pass scales its rows: less to write and read than gate and up;
 * weights: one scale per expert, so that the transposed copy holds the same numbers. e4m3 has 15 binades of full
   precision below the largest weight;
 * operands of the weight gradients, whose contraction runs over slots: the row scales of the two factors are moved into
@@ -22,9 +24,10 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from . import launch
+from . import launch, launch_quack
 from .kernels.products import weight_gradient_kernel
 from .launch import ScaledRows, TileConfig, descriptor
+from .launch_quack import quack_pays
 from .layout import TILE, ExpertLayout
 from .saved import Save, SavedUp
 
@@ -72,6 +75,10 @@ def up(
 ) -> tuple[ScaledRows, SavedUp]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     xs = launch.spread_rows(x_TD, layout, fp8=True)
+    if save is None and quack_pays(x_TD.device):
+        factor_S = layout.by_slot(w_up.scale_E) * xs.scale_S
+        a_SI, _ = launch_quack.gated_product(xs.values_SX, w_up.values_ENK, layout, row_scale_S=factor_S, keep=False)
+        return launch.scale_rows(a_SI, layout), SavedUp(None, None)
     h = product(xs, w_up, layout)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save=save)
     return a, saved._replace(x_scale_T=xs.scale_T)

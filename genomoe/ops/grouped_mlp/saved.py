@@ -12,8 +12,8 @@ Save = Literal["bf16", "mxfp8"]
 class SavedUp(NamedTuple):
     """Gate and up in slot order. Axes: S slots, I expert width."""
 
-    h_S2I: Tensor
-    """bf16, or the e4m3 elements of MXFP8."""
+    h: Tensor | None
+    """[S, 2, I] in bf16 or the e4m3 elements of MXFP8; of QuACK's products [S, I, 2] in bf16; None: not kept."""
     scales: Tensor | None
     """uint8 [S, 2, I/32]: MXFP8 scale bytes; None for bf16."""
     x_scale_T: Tensor | None = None

@@ -130,7 +130,16 @@ def select_backend(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str
         raise ValueError(
             f"no expert backend offers precision={precision} with save={save} here: " + "; ".join(others.values())
         )
-    return Choice(taken, REASONS[taken], others)
+    reason = REASONS[taken]
+    if taken == "fused" and precision == "bf16":
+        from genomoe.ops.grouped_mlp import launch_quack, products_quack
+        from genomoe.ops.grouped_mlp.fused import products_for
+
+        if products_for(precision, save, x_TD.device) is products_quack:
+            reason += "; products of QuACK"
+        elif why_not := launch_quack.quack_missing():
+            others["fused with products of QuACK"] = why_not
+    return Choice(taken, reason, others)
 
 
 def _not_worth_it(name: str, x_TD: Tensor, precision: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Memory-bound passes around the products: spread, combine, transpose, quantise. Each reads and writes every byte once.
+"""Memory-bound passes around the products: spread, combine, scale, transpose, quantise; every byte is moved once.
 
 Axes: T tokens, K choices, S slots, M tiles of 128 slots, D model (any row length), E experts, R rows, C columns.
 """
@@ -64,6 +64,30 @@ def spread_kernel(
                 tl.store(at, zeros, mask=padding[:, None] & inside)
                 if FP8:
                     tl.store(scale_S + slot, power_of_two(slot * 0 - 126), mask=padding)
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def scale_rows_kernel(
+    a_SI,
+    ends_E,
+    out_SI,  # out e4m3
+    scale_S,  # out float32 power of two per row
+    num_experts,
+    I,
+    ROWS: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    """Each row divided by its own power of two."""
+    first = tl.program_id(0) * ROWS
+    if first < tl.load(ends_E + num_experts - 1):
+        rows = first + tl.arange(0, ROWS)
+        columns = tl.arange(0, BLOCK_I)
+        at = rows[:, None].to(tl.int64) * I + columns[None, :]
+        inside = (columns < I)[None, :]
+        a = tl.load(a_SI + at, mask=inside, other=0.0).to(tl.float32)
+        exponent = e4m3_exponent(tl.max(tl.abs(a), axis=1))
+        tl.store(out_SI + at, to_e4m3(a * power_of_two(-exponent)[:, None]), mask=inside)
+        tl.store(scale_S + rows, power_of_two(exponent))
 
 
 @triton.jit(do_not_specialize=["T"])

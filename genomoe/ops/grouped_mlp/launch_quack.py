@@ -1,0 +1,219 @@
+"""Launching QuACK's grouped products (quack-kernels, CuTe DSL): optional, for Hopper, imported on first use.
+
+Unlike Triton's, their epilogues run under the next tile's product, so SwiGLU and its gradient cost next to nothing
+there; and their rows can be gathered as they are loaded. On an H200, milliseconds, bfloat16, commit COMMIT:
+
+TABLE
+
+Kernels are compiled at their first call, in 2 to 4 s each.
+
+Axes: T tokens, S slots, D model, I expert width, E experts, N and K a product's columns and contraction. Gate and up
+lie side by side here: [S, I, 2].
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float32, Int32
+from torch import Tensor
+
+from .layout import ExpertLayout
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a tile, and whether two groups of warps take turns at product and epilogue."""
+
+    rows: int
+    columns: int
+    pingpong: bool = False
+
+
+WIDE = Tile(128, 256)
+NARROW = Tile(192, 128, pingpong=True)
+GATED = Tile(128, 192, pingpong=True)
+GATED_GRADIENT = Tile(128, 128, pingpong=True)
+CLUSTER = (2, 1)
+"""Blocks that share what they load of the weights."""
+
+
+@functools.cache
+def quack_missing() -> str | None:
+    """Why QuACK's products cannot run here, or None."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if torch.cuda.get_device_capability()[0] != 9:
+        return "they are used on Hopper (compute capability 9.0), where they were measured"
+    try:
+        version = metadata.version("quack-kernels")
+    except metadata.PackageNotFoundError:
+        return "quack-kernels is not installed (pip install 'genomoe[quack]')"
+    try:
+        from quack import gemm, gemm_dact  # noqa: F401
+
+        from .kernels import gated_cute  # noqa: F401
+    except Exception as error:  # whatever an installation that does not fit the others raises, experts must run
+        return f"quack-kernels {version} does not load ({type(error).__name__}: {error})"
+    return None
+
+
+def quack_pays(device: torch.device) -> bool:
+    """Whether the products on this device are QuACK's."""
+    return device.type == "cuda" and quack_missing() is None
+
+
+def gated_product(
+    x_XD: Float[Tensor, "X D"],
+    w_up_E2ID: Float[Tensor, "E I2 D"],
+    layout: ExpertLayout,
+    *,
+    row_scale_S: Float32[Tensor, " S"] | None = None,
+    gather: bool = False,
+    keep: bool,
+) -> tuple[Float[Tensor, "S I"], Float[Tensor, "S I 2"] | None]:
+    """silu(gate) up score in bfloat16, and, to keep, gate and up.
+
+    Args:
+        x_XD: bfloat16, or e4m3 with a weight in e4m3; rows by slot, or with `gather` by token.
+        row_scale_S: the factor of every row of gate and up.
+    """
+    S, I = layout.slots, w_up_E2ID.shape[1] // 2
+    a_SI = torch.empty(S, I, dtype=torch.bfloat16, device=x_XD.device)
+    h_SI2 = torch.empty(S, I, 2, dtype=torch.bfloat16, device=x_XD.device) if keep else None
+    e4m3 = x_XD.dtype == torch.float8_e4m3fn
+    tile = WIDE if gather else GATED if keep or e4m3 else NARROW
+    scaled = row_scale_S is not None
+    run, arguments = compiled_gated_product(e4m3=e4m3, scaled=scaled, keep=keep, gather=gather, tile=tile)
+    from quack.gemm_tvm_ffi_utils import make_scheduler_args, make_varlen_args
+
+    rows = _token_of_slot(layout) if gather else None
+    run(
+        x_XD,
+        w_up_E2ID.permute(1, 2, 0),
+        None if h_SI2 is None else h_SI2.flatten(1),
+        None,
+        arguments(a_SI, layout.score_S, row_scale_S, rounding_mode=None),
+        make_scheduler_args(_active_clusters(), 8, None),
+        make_varlen_args(_starts(layout), None, rows),
+        None,
+    )
+    return a_SI, h_SI2
+
+
+@functools.cache
+def compiled_gated_product(*, e4m3: bool, scaled: bool, keep: bool, gather: bool, tile: Tile) -> tuple[Any, Any]:
+    """The kernel for any sizes, and the class of its epilogue's arguments."""
+    import cutlass
+    import cutlass.cute as cute
+    from quack.compile_utils import make_fake_tensor
+    from quack.gemm_tvm_ffi_utils import (
+        compile_gemm_kernel,
+        make_fake_gemm_tensors,
+        make_fake_scheduler_args,
+        make_fake_varlen_args,
+    )
+
+    from .kernels.gated_cute import GatedProductSm90
+
+    dtype = cutlass.Float8E4M3FN if e4m3 else cutlass.BFloat16
+    kept = cutlass.BFloat16 if keep else None
+    a, w, h, c, rows, _, _, experts = make_fake_gemm_tensors(
+        dtype, dtype, kept, None, "k", "k", "n", "n", varlen_m=True, gather_A=gather
+    )
+    out = make_fake_tensor(cutlass.BFloat16, (rows, cute.sym_int()), leading_dim=1, divisibility=8)
+    vector = functools.partial(make_fake_tensor, cutlass.Float32, (rows,), leading_dim=0, divisibility=4)
+    arguments = GatedProductSm90.EpilogueArguments
+    kernel = compile_gemm_kernel(
+        GatedProductSm90, dtype, (tile.rows, tile.columns), (*CLUSTER, 1), tile.pingpong,
+        persistent=True, gather_A=gather, is_dynamic_persistent=False, device_capacity=(9, 0),
+        mA=a, mB=w, mD=h, mC=c, epi_args=arguments(out, vector(), vector() if scaled else None),
+        scheduler_args=make_fake_scheduler_args(False, False, experts),
+        varlen_args=make_fake_varlen_args(True, False, gather, rows),
+        concat_layout=("B",),
+    )  # fmt: skip
+    return kernel, arguments
+
+
+def gated_product_gradient(
+    dy_XD: Float[Tensor, "X D"],
+    w_down_EDI: Float[Tensor, "E D I"],
+    h_SI2: Float[Tensor, "S I 2"],
+    layout: ExpertLayout,
+    *,
+    gather: bool,
+) -> tuple[Float[Tensor, "S I 2"], Float[Tensor, "S I"], Float32[Tensor, " S"]]:
+    """Gradient of gate and up, the activation once more, and the score's gradient; rows of dy as of `gated_product`."""
+    from quack.gemm_dact import gemm_dgated
+
+    S, I = layout.slots, w_down_EDI.shape[2]
+    dh, a = torch.empty_like(h_SI2), torch.empty(S, I, dtype=h_SI2.dtype, device=h_SI2.device)
+    tile = GATED_GRADIENT
+    dscore = torch.empty(S, -(-I // tile.columns), dtype=torch.float32, device=h_SI2.device)
+    gemm_dgated(
+        dy_XD, w_down_EDI.transpose(1, 2), dh.flatten(1), h_SI2.flatten(1), a, None, "swiglu", **_options(tile),
+        colvec_scale=layout.score_S, colvec_reduce=dscore, cu_seqlens_m=_starts(layout),
+        A_idx=_token_of_slot(layout) if gather else None,
+    )  # fmt: skip
+    return dh, a, dscore.sum(1)
+
+
+def product(
+    a_SK: Float[Tensor, "S K"], w_ENK: Float[Tensor, "E N K"], layout: ExpertLayout, tile: Tile, *, pairs: bool = False
+) -> Float[Tensor, "S N"]:
+    """a @ w[expert of the row]^T; with `pairs` the first and second half of w's K alternate, as a's columns do."""
+    from quack.gemm import gemm
+
+    out = torch.empty(layout.slots, w_ENK.shape[1], dtype=a_SK.dtype, device=a_SK.device)
+    concat = ("B",) if pairs else None
+    gemm(a_SK, w_ENK, out, None, None, **_options(tile), cu_seqlens_m=_starts(layout), concat_layout=concat)
+    return out
+
+
+def weight_gradient(
+    rows_XD: Float[Tensor, "X D"],
+    right_SY: Float[Tensor, "S Y"],
+    layout: ExpertLayout,
+    out_EDY: Float[Tensor, "E D Y"],
+    *,
+    gather: bool,
+    pairs: bool = False,
+) -> None:
+    """Per expert, rows[slots of e]^T @ right[slots of e] into `out`, of which either of the last two strides is 1.
+
+    Args:
+        gather: rows are by token, not by slot.
+        pairs: the columns of right alternate between the first and second half of those of `out`.
+    """
+    from quack.gemm import gemm
+
+    gemm(
+        rows_XD.t(), right_SY.t(), out_EDY, None, None, **_options(WIDE), cu_seqlens_k=_starts(layout),
+        A_idx=_token_of_slot(layout) if gather else None, concat_layout=("out",) if pairs else None,
+    )  # fmt: skip
+
+
+def _options(tile: Tile) -> dict[str, Any]:
+    return {
+        "tile_M": tile.rows, "tile_N": tile.columns, "pingpong": tile.pingpong,
+        "cluster_M": CLUSTER[0], "cluster_N": CLUSTER[1],
+    }  # fmt: skip
+
+
+def _starts(layout: ExpertLayout) -> Int32[Tensor, " E1"]:
+    """First slot of each expert's segment, and the end of the last."""
+    return F.pad(layout.ends_E, (1, 0))
+
+
+def _token_of_slot(layout: ExpertLayout) -> Int32[Tensor, " S"]:
+    """A row to load for every slot: for padding any, since its score is 0 and no token's choice."""
+    return layout.token_S.clamp(min=0)
+
+
+def _active_clusters() -> int:
+    from quack.cute_dsl_utils import get_max_active_clusters
+
+    return get_max_active_clusters(CLUSTER[0] * CLUSTER[1])

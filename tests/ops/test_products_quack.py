@@ -1,0 +1,253 @@
+"""The fused path with QuACK's products: on Hopper the package itself, elsewhere stand-ins that take its arguments
+literally.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expert_cases import DEVICE, SIZES, TOLERANCE, assert_close, run, tensors, truth
+
+from genomoe.ops.grouped_mlp import grouped_mlp
+
+pytest.importorskip("triton")
+
+from genomoe.ops.grouped_mlp import fused, launch, launch_quack, products_fp8, products_quack, select
+from genomoe.ops.grouped_mlp.layout import expert_layout
+
+# ---- stand-ins: a contraction of groups of rows or of slots, with the package's names -------------------------------
+
+
+def interleaved(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The first and second half of a dimension, alternating."""
+    return torch.stack(x.chunk(2, dim), dim + 1).flatten(dim, dim + 1)
+
+
+def outer_dim(matrix: torch.Tensor) -> int:
+    """Which of the last two dimensions is not contiguous: the one that `concat_layout` is about."""
+    assert 1 in matrix.stride()[-2:]
+    return -2 if matrix.stride(-1) == 1 else -1
+
+
+def grouped(A, B, starts, A_idx, concat_layout):
+    """float32 rows @ B[group]^T, and one past the last row."""
+    rows = A if A_idx is None else A[A_idx.long()]
+    if concat_layout == ("B",):
+        B = interleaved(B, B.ndim + outer_dim(B))
+    bounds = starts.tolist()
+    parts = [
+        rows[start:end].float() @ b.float().t()
+        for start, end, b in zip(bounds, bounds[1:], B, strict=False)
+        if end <= len(rows)
+    ]
+    return torch.cat(parts), bounds[-1]
+
+
+def check_tile(tile_M, tile_N, pingpong, cluster_M, cluster_N, A_idx):
+    assert (tile_M, tile_N, pingpong) in {(128, 256, False), (192, 128, True), (128, 128, True)}
+    assert (cluster_M, cluster_N) == (2, 1)
+    assert A_idx is None or bool((A_idx >= 0).all())
+
+
+def gemm(A, B, D, C, semaphore, *, cu_seqlens_m=None, cu_seqlens_k=None, A_idx=None, concat_layout=None, **tile):
+    check_tile(**tile, A_idx=A_idx)
+    if cu_seqlens_m is not None:
+        out, end = grouped(A, B, cu_seqlens_m, A_idx, concat_layout)
+        D[:end] = out.to(D.dtype)
+        return
+    assert A.stride(0) == B.stride(0) == 1
+    columns = A if A_idx is None else A[:, A_idx.long()]
+    bounds = cu_seqlens_k.tolist()
+    for d, start, end in zip(D, bounds, bounds[1:], strict=False):
+        out = columns[:, start:end].float() @ B[:, start:end].float().t()
+        if concat_layout == ("out",):
+            dim = outer_dim(d)
+            out = torch.cat([out.unflatten(dim, (-1, 2)).select(dim, half) for half in (0, 1)], dim)
+        d.copy_(out)
+
+
+def gemm_dgated(
+    A, B, Out, PreAct, PostAct, semaphore, activation, *, colvec_scale, colvec_reduce, cu_seqlens_m, A_idx, **tile
+):
+    check_tile(**tile, A_idx=A_idx)
+    assert activation == "swiglu"
+    da, end = grouped(A, B, cu_seqlens_m, A_idx, None)
+    pairs = PreAct[:end].float().unflatten(1, (-1, 2)).requires_grad_()
+    with torch.enable_grad():
+        a = F.silu(pairs[..., 0]) * pairs[..., 1]
+        (dh,) = torch.autograd.grad(a, pairs, da * colvec_scale[:end, None])
+    Out[:end] = dh.flatten(1).to(Out.dtype)
+    PostAct[:end] = (a.detach() * colvec_scale[:end, None]).to(PostAct.dtype)
+    share = a.detach() * da
+    for column in range(colvec_reduce.shape[1]):
+        width = tile["tile_N"]
+        colvec_reduce[:end, column] = share[:, column * width : (column + 1) * width].sum(1)
+
+
+def compiled_gated_product(*, e4m3, scaled, keep, gather, tile):
+    assert e4m3 == scaled
+
+    def kernel(x, w, h, c, epilogue, scheduler, varlen, trace):
+        out, score, row_scale = epilogue
+        starts, _, rows = varlen
+        assert (rows is not None) == gather
+        assert (h is not None) == keep
+        found, end = grouped(x, w.permute(2, 0, 1), starts, rows, ("B",))
+        if row_scale is not None:
+            found = found * row_scale[:end, None]
+        if h is not None:
+            h[:end] = found.to(h.dtype)
+        out[:end] = (F.silu(found[:, ::2]) * found[:, 1::2] * score[:end, None]).to(out.dtype)
+
+    return kernel, lambda out, score, row_scale, rounding_mode: (out, score, row_scale)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module(name: str, **contents: object) -> None:
+        made = ModuleType(name)
+        vars(made).update(contents)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    module("quack")
+    module("quack.gemm", gemm=gemm)
+    module("quack.gemm_dact", gemm_dgated=gemm_dgated)
+    module("quack.cute_dsl_utils", get_max_active_clusters=lambda size: 66)
+    module(
+        "quack.gemm_tvm_ffi_utils",
+        make_scheduler_args=lambda clusters, swizzle, semaphore: None,
+        make_varlen_args=lambda starts_m, starts_k, rows: (starts_m, starts_k, rows),
+    )
+    monkeypatch.setattr(launch_quack, "compiled_gated_product", compiled_gated_product)
+
+
+@pytest.fixture(autouse=True)
+def quack_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cuda":
+        if missing := launch_quack.quack_missing():
+            pytest.skip(f"QuACK's products: {missing}")
+        return
+    stand_in(monkeypatch)
+    for module in (fused, products_fp8):
+        monkeypatch.setattr(module, "quack_pays", lambda device: True)
+
+
+@pytest.fixture(params=["gathered", "copied"])
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether rows are gathered as they are loaded, or copied into slot order before."""
+    monkeypatch.setattr(products_quack, "NARROW_EXPERTS", 1 << 20 if request.param == "gathered" else 0)
+    return request.param
+
+
+# ---- tests ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("save", ["bf16", "recompute"])
+@pytest.mark.parametrize("chunk_tokens", [None, SIZES["T"] // 2 + 3])
+def test_values_and_gradients_are_as_close_as_rounding_allows(save: str, chunk_tokens: int | None) -> None:
+    leaves, index, dy = tensors(**SIZES)
+    got = run(leaves, index, dy, backend="fused", save=save, chunk_tokens=chunk_tokens)
+    assert_close(got, truth(leaves, index, dy), TOLERANCE["bf16", "bf16"])
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(
+    ("routing", "T", "E", "K"),
+    [
+        ("one expert", 70, 4, 2),
+        ("empty expert", 40, 3, 1),
+        ("random", 1, 4, 2),
+        ("random", 5, 3, 3),
+        ("random", 0, 2, 1),
+    ],
+)
+def test_degenerate_routing(routing: str, T: int, E: int, K: int) -> None:
+    leaves, index, dy = tensors(T=T, D=64, I=96, E=E, K=K, routing=routing)
+    got = run(leaves, index, dy, backend="fused")
+    # few tokens: a single dot product's rounding is not averaged over many
+    if T:
+        assert_close(got, truth(leaves, index, dy), {name: 2.5 * t for name, t in TOLERANCE["bf16", "bf16"].items()})
+    for expert in set(range(E)) - set(index.flatten().tolist()):
+        assert not got["dw_up"][expert].any()
+        assert not got["dw_down"][expert].any()
+
+
+@pytest.mark.usefixtures("rows")
+def test_bitwise_equal_from_run_to_run_kept_or_recomputed() -> None:
+    leaves, index, dy = tensors(**SIZES)
+    first, second, again = (
+        run(leaves, index, dy, backend="fused", save=save) for save in ("bf16", "bf16", "recompute")
+    )
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+        assert torch.equal(first[name], again[name]), name
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_without_a_backward_pass_the_output_is_as_close(precision: str) -> None:
+    leaves, index, dy = tensors(**SIZES)
+    want = truth(leaves, index, dy)["out"]
+    with torch.inference_mode():
+        out = grouped_mlp(*leaves[:3], index, leaves[3], backend="fused", precision=precision)
+    assert_close({"out": out}, {"out": want}, TOLERANCE[precision, "bf16"])
+    whole = run(leaves, index, dy, backend="fused", precision=precision)["out"]
+    error = (out.double() - whole.double()).norm() / whole.double().norm()
+    assert error < (0.04 if precision == "fp8" else 4e-3), "it is training's forward pass but for one rounding"
+
+
+def test_rows_are_scaled_by_their_own_power_of_two() -> None:
+    layout = expert_layout(torch.zeros(3, 1, dtype=torch.int32, device=DEVICE), torch.ones(3, 1, device=DEVICE), 1)
+    a = torch.randn(layout.slots, 160, device=DEVICE).bfloat16() * torch.logspace(
+        -20, 20, layout.slots, device=DEVICE
+    ).bfloat16().unsqueeze(1)
+    a[5] = 0
+    values, scale, _ = launch.scale_rows(a, layout)
+    largest = a.float().abs().amax(1)
+    assert torch.equal(scale, 2.0 ** scale.log2().round())
+    error = (values.float() * scale[:, None] - a.float()).abs()
+    assert (error <= a.float().abs() * 2**-4 + scale[:, None] * 2**-10).all()
+    full = largest > 0
+    assert ((largest / scale)[full] <= 448).all()
+    assert ((largest / scale)[full] > 200).all(), "no binade is left unused"
+
+
+def test_mxfp8_kept_for_backward_stays_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device(DEVICE)
+    assert fused.products_for("bf16", "mxfp8", device) is fused.PRODUCTS["bf16"]
+    assert fused.products_for("fp8", "bf16", device) is products_fp8
+    assert fused.products_for("bf16", "recompute", device) is products_quack
+
+
+def test_an_installation_that_does_not_load_is_left_aside_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = launch_quack.quack_missing.__wrapped__
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    assert "compute capability 9.0" in missing()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    assert "pip install 'genomoe[quack]'" in missing()
+    monkeypatch.setattr(metadata, "version", lambda name: "0.6.5")
+    monkeypatch.setitem(sys.modules, "quack", None)
+    assert missing().startswith("quack-kernels 0.6.5 does not load (")
+
+
+def test_the_choice_says_whose_products_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, _, _ = tensors(T=4, D=64, I=64, E=3, K=1)
+    monkeypatch.setattr(select, "_not_worth_it", lambda name, x, precision: None if name == "fused" else "left out")
+    choose = select.select_backend
+    assert choose(*leaves[:2], precision="bf16", save="bf16").reason.endswith("; products of QuACK")
+    assert not choose(*leaves[:2], precision="bf16", save="mxfp8").reason.endswith("QuACK")
+    monkeypatch.setattr(fused, "quack_pays", lambda device: False)
+    monkeypatch.setattr(launch_quack, "quack_missing", lambda: "quack-kernels is not installed")
+    others = choose(*leaves[:2], precision="bf16", save="bf16").others
+    assert others["fused with products of QuACK"] == "quack-kernels is not installed"
