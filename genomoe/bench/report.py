@@ -23,6 +23,7 @@ _PACKAGES = (
     "transformers",
     "transformer-engine",
     "flash-attn-4",
+    "quack-kernels",
     "sonic-moe",
     "liger-kernel",
     "pyfaidx",

@@ -48,10 +48,11 @@ def grouped(A, B, starts, A_idx, concat_layout):
     return torch.cat(parts), bounds[-1]
 
 
-def check_tile(tile_M, tile_N, pingpong, cluster_M, cluster_N, A_idx):
-    assert (tile_M, tile_N, pingpong) in {(128, 256, False), (192, 128, True), (128, 128, True)}
-    assert (cluster_M, cluster_N) == (2, 1)
-    assert A_idx is None or bool((A_idx >= 0).all())
+def check_tile(*, A_idx, cluster_M, cluster_N, **tile):
+    assert cluster_M * cluster_N == 2
+    if A_idx is not None:
+        assert cluster_N == 1, "blocks that gather share columns only"
+        assert (A_idx >= 0).all()
 
 
 def gemm(A, B, D, C, semaphore, *, cu_seqlens_m=None, cu_seqlens_k=None, A_idx=None, concat_layout=None, **tile):
@@ -89,22 +90,24 @@ def gemm_dgated(
         colvec_reduce[:end, column] = share[:, column * width : (column + 1) * width].sum(1)
 
 
-def compiled_gated_product(*, e4m3, scaled, keep, gather, tile):
+def compiled_product(tile, *, gated, e4m3, scaled, keep, gather):
     assert e4m3 == scaled
 
-    def kernel(x, w, h, c, epilogue, scheduler, varlen, trace):
-        out, score, row_scale = epilogue
-        starts, _, rows = varlen
-        assert (rows is not None) == gather
-        assert (h is not None) == keep
-        found, end = grouped(x, w.permute(2, 0, 1), starts, rows, ("B",))
-        if row_scale is not None:
+    def kernel(x, w, out, layout, taken, *, gather):
+        starts, rows = launch_quack._starts(layout), launch_quack._token_of_slot(layout) if gather else None
+        found, end = grouped(x, w, starts, rows, ("B",) if gated else None)
+        row_scale = taken[-1]
+        assert (row_scale is not None) == scaled
+        assert (out is not None) == keep
+        if scaled:
             found = found * row_scale[:end, None]
-        if h is not None:
-            h[:end] = found.to(h.dtype)
-        out[:end] = (F.silu(found[:, ::2]) * found[:, 1::2] * score[:end, None]).to(out.dtype)
+        if keep:
+            out[:end] = found.to(out.dtype)
+        if gated:
+            a, score, _ = taken
+            a[:end] = (F.silu(found[:, ::2]) * found[:, 1::2] * score[:end, None]).to(a.dtype)
 
-    return kernel, lambda out, score, row_scale, rounding_mode: (out, score, row_scale)
+    return kernel
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +119,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     module("quack")
     module("quack.gemm", gemm=gemm)
     module("quack.gemm_dact", gemm_dgated=gemm_dgated)
-    module("quack.cute_dsl_utils", get_max_active_clusters=lambda size: 66)
-    module(
-        "quack.gemm_tvm_ffi_utils",
-        make_scheduler_args=lambda clusters, swizzle, semaphore: None,
-        make_varlen_args=lambda starts_m, starts_k, rows: (starts_m, starts_k, rows),
-    )
-    monkeypatch.setattr(launch_quack, "compiled_gated_product", compiled_gated_product)
+    monkeypatch.setattr(launch_quack, "compiled_product", compiled_product)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ lie side by side here: [S, I, 2].
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -26,19 +27,13 @@ from .layout import ExpertLayout
 
 
 class Tile(NamedTuple):
-    """Rows and columns of a tile, and whether two groups of warps take turns at product and epilogue."""
+    """Rows and columns of a tile; whether two groups of warps take turns at product and epilogue; and the rows and
+    columns of tiles whose blocks share what they load."""
 
     rows: int
     columns: int
     pingpong: bool = False
-
-
-WIDE = Tile(128, 256)
-NARROW = Tile(192, 128, pingpong=True)
-GATED = Tile(128, 192, pingpong=True)
-GATED_GRADIENT = Tile(128, 128, pingpong=True)
-CLUSTER = (2, 1)
-"""Blocks that share what they load of the weights."""
+    cluster: tuple[int, int] = (2, 1)
 
 
 @functools.cache
@@ -55,7 +50,7 @@ def quack_missing() -> str | None:
     try:
         from quack import gemm, gemm_dact  # noqa: F401
 
-        from .kernels import gated_cute  # noqa: F401
+        from .kernels import products_cute  # noqa: F401
     except Exception as error:  # whatever an installation that does not fit the others raises, experts must run
         return f"quack-kernels {version} does not load ({type(error).__name__}: {error})"
     return None
@@ -70,6 +65,7 @@ def gated_product(
     x_XD: Float[Tensor, "X D"],
     w_up_E2ID: Float[Tensor, "E I2 D"],
     layout: ExpertLayout,
+    tile: Tile,
     *,
     row_scale_S: Float32[Tensor, " S"] | None = None,
     gather: bool = False,
@@ -84,29 +80,31 @@ def gated_product(
     S, I = layout.slots, w_up_E2ID.shape[1] // 2
     a_SI = torch.empty(S, I, dtype=torch.bfloat16, device=x_XD.device)
     h_SI2 = torch.empty(S, I, 2, dtype=torch.bfloat16, device=x_XD.device) if keep else None
-    e4m3 = x_XD.dtype == torch.float8_e4m3fn
-    tile = WIDE if gather else GATED if keep or e4m3 else NARROW
-    scaled = row_scale_S is not None
-    run, arguments = compiled_gated_product(e4m3=e4m3, scaled=scaled, keep=keep, gather=gather, tile=tile)
-    from quack.gemm_tvm_ffi_utils import make_scheduler_args, make_varlen_args
-
-    rows = _token_of_slot(layout) if gather else None
-    run(
-        x_XD,
-        w_up_E2ID.permute(1, 2, 0),
-        None if h_SI2 is None else h_SI2.flatten(1),
-        None,
-        arguments(a_SI, layout.score_S, row_scale_S, rounding_mode=None),
-        make_scheduler_args(_active_clusters(), 8, None),
-        make_varlen_args(_starts(layout), None, rows),
-        None,
+    kernel = compiled_product(
+        tile, gated=True, e4m3=_is_e4m3(x_XD), scaled=row_scale_S is not None, keep=keep, gather=gather
     )
+    kernel(
+        x_XD, w_up_E2ID, None if h_SI2 is None else h_SI2.flatten(1), layout,
+        (a_SI, layout.score_S, row_scale_S), gather=gather,
+    )  # fmt: skip
     return a_SI, h_SI2
 
 
+def scaled_product(
+    a_SK: Tensor, row_scale_S: Float32[Tensor, " S"], w_ENK: Tensor, layout: ExpertLayout, tile: Tile
+) -> Float[Tensor, "S N"]:
+    """a @ w[expert of the row]^T times the row's factor in bfloat16; operands in e4m3."""
+    out = torch.empty(layout.slots, w_ENK.shape[1], dtype=torch.bfloat16, device=a_SK.device)
+    kernel = compiled_product(tile, gated=False, e4m3=_is_e4m3(a_SK), scaled=True, keep=True, gather=False)
+    kernel(a_SK, w_ENK, out, layout, (row_scale_S,), gather=False)
+    return out
+
+
 @functools.cache
-def compiled_gated_product(*, e4m3: bool, scaled: bool, keep: bool, gather: bool, tile: Tile) -> tuple[Any, Any]:
-    """The kernel for any sizes, and the class of its epilogue's arguments."""
+def compiled_product(
+    tile: Tile, *, gated: bool, e4m3: bool, scaled: bool, keep: bool, gather: bool
+) -> Callable[..., None]:
+    """One of our own epilogues' kernels for any sizes: of x, w, out, the layout and what the epilogue takes."""
     import cutlass
     import cutlass.cute as cute
     from quack.compile_utils import make_fake_tensor
@@ -115,27 +113,39 @@ def compiled_gated_product(*, e4m3: bool, scaled: bool, keep: bool, gather: bool
         make_fake_gemm_tensors,
         make_fake_scheduler_args,
         make_fake_varlen_args,
+        make_scheduler_args,
+        make_varlen_args,
     )
 
-    from .kernels.gated_cute import GatedProductSm90
+    from .kernels.products_cute import GatedProductSm90, ScaledProductSm90
 
     dtype = cutlass.Float8E4M3FN if e4m3 else cutlass.BFloat16
-    kept = cutlass.BFloat16 if keep else None
-    a, w, h, c, rows, _, _, experts = make_fake_gemm_tensors(
-        dtype, dtype, kept, None, "k", "k", "n", "n", varlen_m=True, gather_A=gather
+    a, w, d, c, rows, _, _, experts = make_fake_gemm_tensors(
+        dtype, dtype, cutlass.BFloat16 if keep else None, None, "k", "k", "n", "n", varlen_m=True, gather_A=gather
     )
-    out = make_fake_tensor(cutlass.BFloat16, (rows, cute.sym_int()), leading_dim=1, divisibility=8)
-    vector = functools.partial(make_fake_tensor, cutlass.Float32, (rows,), leading_dim=0, divisibility=4)
-    arguments = GatedProductSm90.EpilogueArguments
-    kernel = compile_gemm_kernel(
-        GatedProductSm90, dtype, (tile.rows, tile.columns), (*CLUSTER, 1), tile.pingpong,
+    factor = make_fake_tensor(cutlass.Float32, (rows,), leading_dim=0, divisibility=4)
+    taken: tuple[Any, ...] = (factor,)
+    if gated:
+        out = make_fake_tensor(cutlass.BFloat16, (rows, cute.sym_int()), leading_dim=1, divisibility=8)
+        taken = (out, factor, factor if scaled else None)
+    product: Any = GatedProductSm90 if gated else ScaledProductSm90
+    compiled = compile_gemm_kernel(
+        product, dtype, (tile.rows, tile.columns), (*tile.cluster, 1), tile.pingpong,
         persistent=True, gather_A=gather, is_dynamic_persistent=False, device_capacity=(9, 0),
-        mA=a, mB=w, mD=h, mC=c, epi_args=arguments(out, vector(), vector() if scaled else None),
+        mA=a, mB=w, mD=d, mC=c, epi_args=product.EpilogueArguments(*taken),
         scheduler_args=make_fake_scheduler_args(False, False, experts),
         varlen_args=make_fake_varlen_args(True, False, gather, rows),
-        concat_layout=("B",),
+        concat_layout=("B",) if gated else None,
     )  # fmt: skip
-    return kernel, arguments
+
+    def run(x: Tensor, w: Tensor, out: Tensor | None, layout: ExpertLayout, taken: tuple, *, gather: bool) -> None:
+        compiled(
+            x, w.permute(1, 2, 0), out, None, product.EpilogueArguments(*taken, rounding_mode=None),
+            make_scheduler_args(_active_clusters(tile), 8, None),
+            make_varlen_args(_starts(layout), None, _token_of_slot(layout) if gather else None), None,
+        )  # fmt: skip
+
+    return run
 
 
 def gated_product_gradient(
@@ -143,6 +153,7 @@ def gated_product_gradient(
     w_down_EDI: Float[Tensor, "E D I"],
     h_SI2: Float[Tensor, "S I 2"],
     layout: ExpertLayout,
+    tile: Tile,
     *,
     gather: bool,
 ) -> tuple[Float[Tensor, "S I 2"], Float[Tensor, "S I"], Float32[Tensor, " S"]]:
@@ -151,7 +162,6 @@ def gated_product_gradient(
 
     S, I = layout.slots, w_down_EDI.shape[2]
     dh, a = torch.empty_like(h_SI2), torch.empty(S, I, dtype=h_SI2.dtype, device=h_SI2.device)
-    tile = GATED_GRADIENT
     dscore = torch.empty(S, -(-I // tile.columns), dtype=torch.float32, device=h_SI2.device)
     gemm_dgated(
         dy_XD, w_down_EDI.transpose(1, 2), dh.flatten(1), h_SI2.flatten(1), a, None, "swiglu", **_options(tile),
@@ -178,6 +188,7 @@ def weight_gradient(
     right_SY: Float[Tensor, "S Y"],
     layout: ExpertLayout,
     out_EDY: Float[Tensor, "E D Y"],
+    tile: Tile,
     *,
     gather: bool,
     pairs: bool = False,
@@ -191,7 +202,7 @@ def weight_gradient(
     from quack.gemm import gemm
 
     gemm(
-        rows_XD.t(), right_SY.t(), out_EDY, None, None, **_options(WIDE), cu_seqlens_k=_starts(layout),
+        rows_XD.t(), right_SY.t(), out_EDY, None, None, **_options(tile), cu_seqlens_k=_starts(layout),
         A_idx=_token_of_slot(layout) if gather else None, concat_layout=("out",) if pairs else None,
     )  # fmt: skip
 
@@ -199,8 +210,12 @@ def weight_gradient(
 def _options(tile: Tile) -> dict[str, Any]:
     return {
         "tile_M": tile.rows, "tile_N": tile.columns, "pingpong": tile.pingpong,
-        "cluster_M": CLUSTER[0], "cluster_N": CLUSTER[1],
+        "cluster_M": tile.cluster[0], "cluster_N": tile.cluster[1],
     }  # fmt: skip
+
+
+def _is_e4m3(x: Tensor) -> bool:
+    return x.dtype == torch.float8_e4m3fn
 
 
 def _starts(layout: ExpertLayout) -> Int32[Tensor, " E1"]:
@@ -213,7 +228,7 @@ def _token_of_slot(layout: ExpertLayout) -> Int32[Tensor, " S"]:
     return layout.token_S.clamp(min=0)
 
 
-def _active_clusters() -> int:
+def _active_clusters(tile: Tile) -> int:
     from quack.cute_dsl_utils import get_max_active_clusters
 
-    return get_max_active_clusters(CLUSTER[0] * CLUSTER[1])
+    return get_max_active_clusters(tile.cluster[0] * tile.cluster[1])

@@ -27,12 +27,14 @@ from torch import Tensor
 from . import launch, launch_quack
 from .kernels.products import weight_gradient_kernel
 from .launch import ScaledRows, TileConfig, descriptor
-from .launch_quack import quack_pays
+from .launch_quack import Tile, quack_pays
 from .layout import TILE, ExpertLayout
 from .saved import Save, SavedUp
 
 PRODUCT = TileConfig()
 WEIGHT_GRADIENT = TileConfig()
+UP_ALONE = Tile(128, 192, pingpong=True)
+DOWN = Tile(128, 256)
 
 
 class E4M3Weight(NamedTuple):
@@ -76,8 +78,9 @@ def up(
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     xs = launch.spread_rows(x_TD, layout, fp8=True)
     if save is None and quack_pays(x_TD.device):
-        factor_S = layout.by_slot(w_up.scale_E) * xs.scale_S
-        a_SI, _ = launch_quack.gated_product(xs.values_SX, w_up.values_ENK, layout, row_scale_S=factor_S, keep=False)
+        a_SI, _ = launch_quack.gated_product(
+            xs.values_SX, w_up.values_ENK, layout, UP_ALONE, row_scale_S=_unit(xs, w_up, layout), keep=False
+        )
         return launch.scale_rows(a_SI, layout), SavedUp(None, None)
     h = product(xs, w_up, layout)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save=save)
@@ -85,6 +88,8 @@ def up(
 
 
 def down(a: ScaledRows, w_down: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S D"]:
+    if quack_pays(a.values_SX.device):
+        return launch_quack.scaled_product(a.values_SX, _unit(a, w_down, layout), w_down.values_ENK, layout, DOWN)
     return product(a, w_down, layout)
 
 
@@ -118,6 +123,11 @@ def product(
     return launch.grouped_product(
         rows.values_SX, rows.scale_S, w.values_ENK, w.scale_E, layout, PRODUCT, largest_NS=largest_NS
     )
+
+
+def _unit(rows: ScaledRows, w: E4M3Weight, layout: ExpertLayout) -> Float32[Tensor, " S"]:
+    """What a unit of each row of the product is worth."""
+    return layout.by_slot(w.scale_E) * rows.scale_S
 
 
 def weight_gradient(left_MXB: Tensor, right_MYB: Tensor, unit_E: Float32[Tensor, " E"], layout: ExpertLayout) -> Tensor:

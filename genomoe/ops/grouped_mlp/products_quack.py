@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from . import launch, launch_quack
-from .launch_quack import NARROW, WIDE
+from .launch_quack import Tile
 from .layout import ExpertLayout
 from .products_bf16 import BackwardWeights, measure, prepare, prepare_backward
 from .saved import Save, SavedUp
@@ -21,18 +21,34 @@ from .saved import Save, SavedUp
 __all__ = ["backward", "down", "measure", "prepare", "prepare_backward", "up"]
 
 
+NARROW_EXPERTS = 1024
+"""Expert width up to which rows are gathered as they are loaded: a copy of them costs much beside such products."""
+
+# The fastest of up to ten tiles for each product of three layer shapes, on an H200 at its power limit.
+WIDE = Tile(128, 256)
+UP = Tile(128, 192, pingpong=True)
+UP_ALONE = Tile(192, 128, pingpong=True)
+"""Where gate and up are not kept."""
+DOWN_NARROW = Tile(192, 128, pingpong=True)
+DH = Tile(64, 256, pingpong=True)
+DX = Tile(128, 256, cluster=(1, 2))
+DW_UP = Tile(256, 192)
+
+
 def up(
     x_TD: Float[Tensor, "T D"], w_up_E2ID: Float[Tensor, "E I2 D"], layout: ExpertLayout, save: Save | None
 ) -> tuple[Tensor, SavedUp]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
-    gather = _gathers(x_TD, w_up_E2ID.shape[1] // 2)
+    gather, keep = _gathers(x_TD, w_up_E2ID.shape[1] // 2), save is not None
     rows = x_TD if gather else launch.spread_rows(x_TD, layout, fp8=False).values_SX
-    a, h = launch_quack.gated_product(rows, w_up_E2ID, layout, gather=gather, keep=save is not None)
+    tile = WIDE if gather else UP if keep else UP_ALONE
+    a, h = launch_quack.gated_product(rows, w_up_E2ID, layout, tile, gather=gather, keep=keep)
     return a, SavedUp(h, None)
 
 
 def down(a_SI: Float[Tensor, "S I"], w_down_EDI: Float[Tensor, "E D I"], layout: ExpertLayout) -> Float[Tensor, "S D"]:
-    return launch_quack.product(a_SI, w_down_EDI, layout, _tile(w_down_EDI.shape[2]))
+    tile = DOWN_NARROW if w_down_EDI.shape[2] <= NARROW_EXPERTS else WIDE
+    return launch_quack.product(a_SI, w_down_EDI, layout, tile)
 
 
 def backward(
@@ -46,27 +62,24 @@ def backward(
     w_up, w_down = weights
     dw_up, dw_down = torch.empty_like(w_up), torch.empty_like(w_down)
     gather = _gathers(x_TD, w_down.shape[2])
-    dys = dy_TD if gather else launch.spread_rows(dy_TD, layout, fp8=False).values_SX
     assert saved.h is not None, "backward needs gate and up"
-    dh, a, dscore_S = launch_quack.gated_product_gradient(dys, w_down, saved.h, layout, gather=gather)
-    launch_quack.weight_gradient(dys, a, layout, dw_down, gather=gather)
+
+    def rows(of_TD: Tensor) -> Tensor:
+        return of_TD if gather else launch.spread_rows(of_TD, layout, fp8=False).values_SX
+
+    dys = rows(dy_TD)
+    dh, a, dscore_S = launch_quack.gated_product_gradient(
+        dys, w_down, saved.h, layout, WIDE if gather else DH, gather=gather
+    )
+    launch_quack.weight_gradient(dys, a, layout, dw_down, WIDE, gather=gather)
     del dys, a
     dh = dh.flatten(1)
-    xs = x_TD if gather else launch.spread_rows(x_TD, layout, fp8=False).values_SX
-    launch_quack.weight_gradient(xs, dh, layout, dw_up.transpose(1, 2), gather=gather, pairs=True)
-    del xs
-    dx = launch_quack.product(dh, w_up.transpose(1, 2), layout, _tile(w_down.shape[2]), pairs=True)
+    launch_quack.weight_gradient(
+        rows(x_TD), dh, layout, dw_up.transpose(1, 2), WIDE if gather else DW_UP, gather=gather, pairs=True
+    )
+    dx = launch_quack.product(dh, w_up.transpose(1, 2), layout, DX, pairs=True)
     return dx, dw_up, dw_down, dscore_S
 
 
 def _gathers(x_TD: Tensor, width: int) -> bool:
-    """Whether rows are gathered as they are loaded. Narrow experts' products cost little more than a copy of x."""
     return width <= NARROW_EXPERTS and x_TD.shape[0] > 0
-
-
-def _tile(width: int) -> launch_quack.Tile:
-    return NARROW if width <= NARROW_EXPERTS else WIDE
-
-
-NARROW_EXPERTS = 1024
-"""Expert width up to which that paid on an H200."""
