@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from genomoe.ops.attention_flash4 import FLASH4, flash4_missing, flash4_pays
+from genomoe.ops.attention_flash4 import FLASH4, flash4_missing, flash4_pays, head_unfit
 from genomoe.ops.attention_kernels import (
     CUDNN,
     FLASH,
@@ -54,7 +54,9 @@ def select_attention(
 ) -> Choice:
     """The backend that `auto` means; `genomoe doctor` prints it with its reasons."""
     others = {
-        "flash4": flash4_missing() or "measured on Hopper alone: elsewhere named only (attention=flash4)",
+        "flash4": flash4_missing()
+        or head_unfit(head_size)
+        or "measured on Hopper alone: elsewhere named only (attention=flash4)",
         "varlen": "",
         "sdpa": "",
         "te": transformer_engine_missing() or "no faster than the kernels of torch here: named only (attention=te)",
@@ -128,8 +130,8 @@ def attention(
     if backend == "varlen":
         return _varlen(q_THC, k_TGC, v_TGC, masking, cache)
     if backend == "flash4":
-        if missing := flash4_missing():
-            raise ValueError(f"the attention backend 'flash4' cannot run: {missing}")
+        if why_not := flash4_missing() or head_unfit(q_THC.shape[-1]):
+            raise ValueError(f"the attention backend 'flash4' cannot run: {why_not}")
         return call_kernel(q_THC, k_TGC, v_TGC, _with_longest(masking), FLASH4, cache)
     fixed = backend == "sdpa" and cu_seqlens is None and window is None
     if fixed and cudnn_can_run(q_THC, k_TGC, v_TGC, causal):

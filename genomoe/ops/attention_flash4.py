@@ -31,6 +31,8 @@ from genomoe.ops.attention_kernels import Kernel, Masking
 
 LARGEST_HEAD = 128
 """Largest head size for which `auto` takes it."""
+HEAD_STEP = 32
+"""Its backward pass compiles for multiples of this (4.0.0b15)."""
 
 
 @functools.cache
@@ -64,9 +66,16 @@ def flash4_pays(dtype: torch.dtype, head_size: int) -> bool:
         flash4_missing() is None
         and torch.cuda.get_device_capability()[0] == 9
         and dtype in (torch.bfloat16, torch.float16)
-        and head_size % 8 == 0
+        and head_unfit(head_size) is None
         and head_size <= LARGEST_HEAD
     )
+
+
+def head_unfit(head_size: int) -> str | None:
+    """Why it cannot run for heads of this size, or None."""
+    if head_size % HEAD_STEP:
+        return f"its backward pass takes head sizes that are multiples of {HEAD_STEP}, not {head_size}"
+    return None
 
 
 @torch.library.custom_op("genomoe::flash4_attention_forward", mutates_args=())

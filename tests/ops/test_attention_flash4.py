@@ -75,8 +75,8 @@ def package(monkeypatch) -> None:
 @pytest.mark.parametrize("lengths", [None, [5, 1, 17, 3]], ids=["fixed", "packed"])
 def test_masks_and_layouts_are_told_as_the_package_wants_them(lengths, causal, window) -> None:
     generator = torch.Generator().manual_seed(0)
-    leaves = [torch.randn(26, heads, 8, generator=generator).requires_grad_() for heads in (4, 2, 2)]
-    weight = torch.randn(26, 4, 8, generator=generator)
+    leaves = [torch.randn(26, heads, 32, generator=generator).requires_grad_() for heads in (4, 2, 2)]
+    weight = torch.randn(26, 4, 32, generator=generator)
     layout: dict = {}
     shaped = [x.unflatten(0, (2, 13)) for x in leaves]
     if lengths is not None:
@@ -104,12 +104,29 @@ def test_it_is_taken_where_it_pays_and_refused_where_it_is_missing(monkeypatch) 
     monkeypatch.setattr(module, "flash4_missing", lambda: "flash-attn-4 is not installed")
     with pytest.raises(ValueError, match="'flash4' cannot run: flash-attn-4 is not installed"):
         attention(q, q, q, backend="flash4")
+    monkeypatch.setattr(module, "flash4_missing", lambda: None)
+    with pytest.raises(ValueError, match="head sizes that are multiples of 32, not 8"):
+        attention(q, q, q, backend="flash4")
+    monkeypatch.setattr(module, "flash4_missing", lambda: "flash-attn-4 is not installed")
     cuda = torch.device("cuda")
     choice = select_attention(cuda, torch.bfloat16, packed=True, window=False)
     assert (choice.name, choice.others["flash4"]) == ("varlen", "flash-attn-4 is not installed")
     monkeypatch.setattr(module, "flash4_pays", lambda dtype, head_size: head_size == 64)
     assert select_attention(cuda, torch.bfloat16, packed=True, window=True).name == "flash4"
     assert select_attention(cuda, torch.bfloat16, packed=False, window=False, head_size=256).name == "sdpa"
+
+
+@pytest.mark.usefixtures("package")
+def test_heads_whose_backward_pass_does_not_compile_are_left_to_others(monkeypatch) -> None:
+    monkeypatch.setattr(attention_flash4, "flash4_missing", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    taken = [size for size in range(8, 265, 8) if attention_flash4.flash4_pays(torch.bfloat16, size)]
+    assert taken == [32, 64, 96, 128]
+    choice = select_attention(torch.device("cuda"), torch.bfloat16, packed=False, window=False, head_size=16)
+    assert (choice.name, choice.others["flash4"]) == (
+        "sdpa",
+        "its backward pass takes head sizes that are multiples of 32, not 16",
+    )
 
 
 def test_an_installation_that_does_not_load_is_left_aside_with_the_reason(package, monkeypatch) -> None:
