@@ -4,8 +4,12 @@ literally.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -248,3 +252,12 @@ def test_the_choice_says_whose_products_run(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(launch_quack, "quack_missing", lambda: "quack-kernels is not installed")
     others = choose(*leaves[:2], precision="bf16", save="bf16").others
     assert others["fused with products of QuACK"] == "quack-kernels is not installed"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("quack") is None, reason="quack-kernels is not installed")
+def test_our_epilogues_compile_for_hopper_without_a_gpu() -> None:
+    script = Path(__file__).with_name("compile_quack.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("compiled") == 6
