@@ -5,8 +5,8 @@ Every scale is a power of two, and the passes that write the operands find them 
 * rows of inputs, output gradients and, forward, activations: one exact scale per row;
 * rows of gradients of gate and up and, backward, activations: one scale per row from a bound on its largest magnitude,
   so that a value is written for both of its products, as rows and transposed, as soon as it is known;
-* without a backward pass to keep gate and up for, SwiGLU is in the epilogue of QuACK's product where that is installed,
-  and a pass scales its rows: less to write and read than gate and up;
+* where gate and up are not kept (inference; training that recomputes them) and QuACK is installed, SwiGLU is in the
+  epilogue of its product, and a pass scales the rows: less to write and read than gate and up;
 * weights: one scale per expert, so that the transposed copy holds the same numbers. e4m3 has 15 binades of full
   precision below the largest weight;
 * operands of the weight gradients, whose contraction runs over slots: the row scales of the two factors are moved into
