@@ -59,10 +59,12 @@ CASES = (
     ),
 )
 OURS = (
-    ("fp8", "mxfp8", None), ("bf16", "bf16", None), ("bf16", "recompute", None), ("fp8", "recompute", None),
-    ("fp8", "recompute", 8192), ("mxfp8", "mxfp8", None),
+    ("fused", "bf16", "mxfp8", None), ("fused", "fp8", "mxfp8", None), ("fused", "bf16", "bf16", None),
+    ("quack", "bf16", "recompute", None), ("quack", "fp8", "recompute", None), ("fused", "fp8", "recompute", 8192),
+    ("fused", "mxfp8", "mxfp8", None), ("grouped_mm", "bf16", "bf16", None), ("te", "bf16", "bf16", None),
+    ("te", "fp8", "bf16", None),
 )  # fmt: skip
-"""(precision, save, chunk_tokens) of the fused backend, beside bf16 products with MXFP8 kept."""
+"""(backend, precision, save, chunk_tokens), after the two closest rivals."""
 CHECKED_TOKENS = 256
 SLEEP_CYCLES = 10_000_000
 
@@ -253,19 +255,14 @@ def ours(backend: str, precision: str, save: str, chunk_tokens: int | None) -> C
 
 def implementations() -> list[tuple[dict[str, Any], Callable[..., Any]]]:
     """What is compared: labels of the row, and how to make the layer, the closest rivals next to each other."""
-    rows: list[tuple[dict[str, Any], Callable[..., Any]]] = []
-    labels: dict[str, Any] = {
-        "implementation": "genomoe-fused", "precision": "bf16", "save": "mxfp8", "chunk_tokens": None
-    }  # fmt: skip
-    rows.append((labels, ours("fused", "bf16", "mxfp8", None)))
-    rows.append((_peer_labels("sonicmoe"), PEERS["sonicmoe"]))
-    for precision, save, chunk in OURS:
-        labels = {"implementation": "genomoe-fused", "precision": precision, "save": save, "chunk_tokens": chunk}
-        rows.append((labels, ours("fused", precision, save, chunk)))
-    for backend, precision in (("grouped_mm", "bf16"), ("te", "bf16"), ("te", "fp8")):
-        labels = {"implementation": f"genomoe-{backend}", "precision": precision, "save": "bf16", "chunk_tokens": None}
-        rows.append((labels, ours(backend, precision, "bf16", None)))
+    rows = [_our_row("quack", "bf16", "bf16", None), (_peer_labels("sonicmoe"), PEERS["sonicmoe"])]
+    rows += [_our_row(*choices) for choices in OURS]
     return rows + [(_peer_labels(name), make) for name, make in PEERS.items() if name != "sonicmoe"]
+
+
+def _our_row(backend: str, precision: str, save: str, chunk: int | None) -> tuple[dict[str, Any], Callable[..., Any]]:
+    labels = {"implementation": f"genomoe-{backend}", "precision": precision, "save": save, "chunk_tokens": chunk}
+    return labels, ours(backend, precision, save, chunk)
 
 
 def _peer_labels(name: str) -> dict[str, Any]:

@@ -145,6 +145,7 @@ def step_cases() -> list[StepCase]:
             "genos-1.2b 4x8192",
             {"model": genos, "batch": 4, "context": 8192},
             [
+                {"implementation": "genomoe-quack"},
                 {"implementation": "genomoe-fused"},
                 {"implementation": "genomoe-fused", "precision": "fp8"},
                 {"implementation": "hf-loop"},
@@ -160,6 +161,7 @@ def step_cases() -> list[StepCase]:
             "mixtral-8x7b 4 layers 2x8192, no optimizer",
             {"model": mixtral, "batch": 2, "context": 8192, "optimizer": False},
             [
+                {"implementation": "genomoe-quack"},
                 {"implementation": "genomoe-fused"},
                 {"implementation": "genomoe-fused", "precision": "fp8"},
                 {"implementation": "hf-loop"},
@@ -170,6 +172,7 @@ def step_cases() -> list[StepCase]:
             "64 experts top-8 12 layers 2x8192, no optimizer",
             {"model": fine, "batch": 2, "context": 8192, "optimizer": False},
             [
+                {"implementation": "genomoe-quack"},
                 {"implementation": "genomoe-fused"},
                 {"implementation": "genomoe-fused", "precision": "fp8"},
                 {"implementation": "hf-grouped_mm"},

@@ -13,7 +13,7 @@ class KernelOptions:
     """Backends, precision and what is kept for the backward pass. The defaults run anywhere."""
 
     experts: str = "auto"
-    """Backend of `grouped_mlp`: auto, reference, grouped_mm, fused, te."""
+    """Backend of `grouped_mlp`: auto, reference, grouped_mm, fused, quack, te."""
     precision: Literal["bf16", "fp8", "mxfp8", "nvfp4"] = "bf16"
     """Of the expert products; bf16 means the weights' own dtype, nvfp4 is Transformer Engine's alone."""
     save: Literal["bf16", "mxfp8", "recompute"] = "bf16"

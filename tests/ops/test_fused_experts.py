@@ -14,7 +14,7 @@ from genomoe.ops.grouped_mlp.reference import grouped_mlp_reference
 
 pytest.importorskip("triton")
 
-from genomoe.ops.grouped_mlp import fused, launch, products_bf16, products_fp8
+from genomoe.ops.grouped_mlp import launch, products_bf16, products_fp8
 from genomoe.ops.grouped_mlp.layout import (
     TILE,
     expert_layout,
@@ -22,13 +22,6 @@ from genomoe.ops.grouped_mlp.layout import (
     slot_bound,
 )
 from genomoe.ops.grouped_mlp.prepared import weights_prepared_once
-
-
-@pytest.fixture(autouse=True)
-def triton_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's products, whatever is installed; QuACK's are in `test_products_quack.py`."""
-    for module in (fused, products_fp8):
-        monkeypatch.setattr(module, "quack_pays", lambda device: False)
 
 
 @pytest.mark.parametrize(("precision", "save"), TOLERANCE)

@@ -21,8 +21,10 @@ from genomoe.ops.grouped_mlp import grouped_mlp
 
 pytest.importorskip("triton")
 
-from genomoe.ops.grouped_mlp import fused, launch, launch_quack, products_fp8, products_quack, select
+from genomoe.ops.grouped_mlp import launch, launch_quack, products_quack, select
 from genomoe.ops.grouped_mlp.layout import expert_layout
+
+QUACK_MISSING = launch_quack.quack_missing
 
 # ---- stand-ins: a contraction of groups of rows or of slots, with the package's names -------------------------------
 
@@ -124,6 +126,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     module("quack.gemm", gemm=gemm)
     module("quack.gemm_dact", gemm_dgated=gemm_dgated)
     monkeypatch.setattr(launch_quack, "compiled_product", compiled_product)
+    monkeypatch.setattr(launch_quack, "quack_missing", lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +136,6 @@ def quack_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
             pytest.skip(f"QuACK's products: {missing}")
         return
     stand_in(monkeypatch)
-    for module in (fused, products_fp8):
-        monkeypatch.setattr(module, "quack_pays", lambda device: True)
 
 
 @pytest.fixture(params=["gathered", "copied"])
@@ -152,7 +153,7 @@ def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize("chunk_tokens", [None, SIZES["T"] // 2 + 3])
 def test_values_and_gradients_are_as_close_as_rounding_allows(save: str, chunk_tokens: int | None) -> None:
     leaves, index, dy = tensors(**SIZES)
-    got = run(leaves, index, dy, backend="fused", save=save, chunk_tokens=chunk_tokens)
+    got = run(leaves, index, dy, backend="quack", save=save, chunk_tokens=chunk_tokens)
     assert_close(got, truth(leaves, index, dy), TOLERANCE["bf16", "bf16"])
 
 
@@ -169,7 +170,7 @@ def test_values_and_gradients_are_as_close_as_rounding_allows(save: str, chunk_t
 )
 def test_degenerate_routing(routing: str, T: int, E: int, K: int) -> None:
     leaves, index, dy = tensors(T=T, D=64, I=96, E=E, K=K, routing=routing)
-    got = run(leaves, index, dy, backend="fused")
+    got = run(leaves, index, dy, backend="quack")
     # few tokens: a single dot product's rounding is not averaged over many
     if T:
         assert_close(got, truth(leaves, index, dy), {name: 2.5 * t for name, t in TOLERANCE["bf16", "bf16"].items()})
@@ -182,7 +183,7 @@ def test_degenerate_routing(routing: str, T: int, E: int, K: int) -> None:
 def test_bitwise_equal_from_run_to_run_kept_or_recomputed() -> None:
     leaves, index, dy = tensors(**SIZES)
     first, second, again = (
-        run(leaves, index, dy, backend="fused", save=save) for save in ("bf16", "bf16", "recompute")
+        run(leaves, index, dy, backend="quack", save=save) for save in ("bf16", "bf16", "recompute")
     )
     for name in first:
         assert torch.equal(first[name], second[name]), name
@@ -195,9 +196,9 @@ def test_without_a_backward_pass_the_output_is_as_close(precision: str) -> None:
     leaves, index, dy = tensors(**SIZES)
     want = truth(leaves, index, dy)["out"]
     with torch.inference_mode():
-        out = grouped_mlp(*leaves[:3], index, leaves[3], backend="fused", precision=precision)
+        out = grouped_mlp(*leaves[:3], index, leaves[3], backend="quack", precision=precision)
     assert_close({"out": out}, {"out": want}, TOLERANCE[precision, "bf16"])
-    whole = run(leaves, index, dy, backend="fused", precision=precision)["out"]
+    whole = run(leaves, index, dy, backend="quack", precision=precision)["out"]
     error = (out.double() - whole.double()).norm() / whole.double().norm()
     assert error < (0.04 if precision == "fp8" else 4e-3), "it is training's forward pass but for one rounding"
 
@@ -218,15 +219,8 @@ def test_rows_are_scaled_by_their_own_power_of_two() -> None:
     assert ((largest / scale)[full] > 200).all(), "no binade is left unused"
 
 
-def test_mxfp8_kept_for_backward_stays_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device(DEVICE)
-    assert fused.products_for("bf16", "mxfp8", device) is fused.PRODUCTS["bf16"]
-    assert fused.products_for("fp8", "bf16", device) is products_fp8
-    assert fused.products_for("bf16", "recompute", device) is products_quack
-
-
 def test_an_installation_that_does_not_load_is_left_aside_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = launch_quack.quack_missing.__wrapped__
+    missing = QUACK_MISSING.__wrapped__
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     assert "compute capability 9.0" in missing()
@@ -242,16 +236,22 @@ def test_an_installation_that_does_not_load_is_left_aside_with_the_reason(monkey
     assert missing().startswith("quack-kernels 0.6.5 does not load (")
 
 
-def test_the_choice_says_whose_products_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaves, _, _ = tensors(T=4, D=64, I=64, E=3, K=1)
-    monkeypatch.setattr(select, "_not_worth_it", lambda name, x, precision: None if name == "fused" else "left out")
-    choose = select.select_backend
-    assert choose(*leaves[:2], precision="bf16", save="bf16").reason.endswith("; products of QuACK")
-    assert not choose(*leaves[:2], precision="bf16", save="mxfp8").reason.endswith("QuACK")
-    monkeypatch.setattr(fused, "quack_pays", lambda device: False)
+def test_it_comes_first_where_it_can_run_and_says_why_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, index, _ = tensors(T=4, D=64, I=64, E=3, K=1)
+    monkeypatch.setattr(select, "_not_worth_it", lambda name, *_: None if name in ("quack", "fused") else "left out")
+
+    def choose(precision: str, save: str) -> select.Choice:
+        return select.select_backend(*leaves[:2], precision=precision, save=save)
+
+    assert choose("bf16", "bf16").name == choose("fp8", "mxfp8").name == "quack"
+    for precision, why_not in (("bf16", "in bfloat16, not in MXFP8"), ("mxfp8", "bf16 and fp8 products, not mxfp8")):
+        choice = choose(precision, "mxfp8")
+        assert choice.name == "fused"
+        assert choice.others["quack"].endswith(why_not)
     monkeypatch.setattr(launch_quack, "quack_missing", lambda: "quack-kernels is not installed")
-    others = choose(*leaves[:2], precision="bf16", save="bf16").others
-    assert others["fused with products of QuACK"] == "quack-kernels is not installed"
+    assert choose("bf16", "bf16").others["quack"] == "quack-kernels is not installed"
+    with pytest.raises(ValueError, match="'quack' cannot run here: quack-kernels is not installed"):
+        grouped_mlp(*leaves[:3], index, leaves[3], backend="quack")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("quack") is None, reason="quack-kernels is not installed")

@@ -22,21 +22,20 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from . import products_bf16, products_fp8, products_mxfp8, products_quack
+from . import products_bf16, products_fp8, products_mxfp8, products_quack, products_quack_fp8
 from .launch import combine_rows
-from .launch_quack import quack_pays
 from .layout import ExpertLayout, expert_layout
 from .prepared import prepared
 from .saved import SavedUp
 
-PRODUCTS: dict[str, ModuleType] = {"bf16": products_bf16, "fp8": products_fp8, "mxfp8": products_mxfp8}
-
-
-def products_for(precision: str, save: str, device: torch.device) -> ModuleType:
-    """The products of a precision: in bfloat16 QuACK's where they pay, unless gate and up are kept in MXFP8."""
-    if precision == "bf16" and save != "mxfp8" and quack_pays(device):
-        return products_quack
-    return PRODUCTS[precision]
+PRODUCTS: dict[tuple[str, str], ModuleType] = {
+    ("triton", "bf16"): products_bf16,
+    ("triton", "fp8"): products_fp8,
+    ("triton", "mxfp8"): products_mxfp8,
+    ("quack", "bf16"): products_quack,
+    ("quack", "fp8"): products_quack_fp8,
+}
+"""By whose they are (Triton's are torch's where those are faster) and the precision of their operands."""
 
 
 def fused(
@@ -47,12 +46,17 @@ def fused(
     scores_TK: Float32[Tensor, "T K"],
     *,
     residual_TD: Float[Tensor, "T D"] | None = None,
+    products: str = "triton",
     precision: str = "bf16",
     save: str = "bf16",
     chunk_tokens: int | None = None,
     rerun: bool = False,
 ) -> Float[Tensor, "T D"]:
-    """See `genomoe.ops.grouped_mlp.grouped_mlp`. Needs Triton, bfloat16 and widths that are multiples of 32."""
+    """See `genomoe.ops.grouped_mlp.grouped_mlp`. Needs Triton, bfloat16 and widths that are multiples of 32.
+
+    Args:
+        products: whose, "triton" or "quack"; those in PRODUCTS.
+    """
     return _Fused.apply(
         x_TD.contiguous(),
         w_up_E2ID.contiguous(),
@@ -60,7 +64,7 @@ def fused(
         expert_index_TK,
         scores_TK,
         None if residual_TD is None else residual_TD.contiguous(),
-        precision,
+        PRODUCTS[products, precision],
         save if torch.is_grad_enabled() else "recompute",  # without a backward pass nothing is kept for it
         chunk_tokens,
         rerun,
@@ -69,9 +73,8 @@ def fused(
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w_up, w_down, index, scores, residual, precision, save, chunk_tokens, rerun):
-        ctx.products = products = products_for(precision, save, x.device)
-        ctx.save = save
+    def forward(ctx, x, w_up, w_down, index, scores, residual, products, save, chunk_tokens, rerun):
+        ctx.products, ctx.save = products, save
         ctx.chunks = _chunks(x.shape[0], chunk_tokens)
         kept: list[Tensor | None] = []
         out = torch.empty_like(x)

@@ -49,9 +49,9 @@ class Tile(NamedTuple):
 def quack_missing() -> str | None:
     """Why QuACK's products cannot run here, or None."""
     if not torch.cuda.is_available():
-        return "no CUDA device"
+        return "quack needs an NVIDIA GPU"
     if torch.cuda.get_device_capability()[0] != 9:
-        return "they are used on Hopper (compute capability 9.0), where they were measured"
+        return "QuACK's products are used on Hopper (compute capability 9.0), where they were measured"
     try:
         version = metadata.version("quack-kernels")
     except metadata.PackageNotFoundError:
@@ -63,11 +63,6 @@ def quack_missing() -> str | None:
     except Exception as error:  # whatever an installation that does not fit the others raises, experts must run
         return f"quack-kernels {version} does not load ({type(error).__name__}: {error})"
     return None
-
-
-def quack_pays(device: torch.device) -> bool:
-    """Whether the products on this device are QuACK's."""
-    return device.type == "cuda" and quack_missing() is None
 
 
 def gated_product(

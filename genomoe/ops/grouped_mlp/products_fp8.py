@@ -5,8 +5,6 @@ Every scale is a power of two, and the passes that write the operands find them 
 * rows of inputs, output gradients and, forward, activations: one exact scale per row;
 * rows of gradients of gate and up and, backward, activations: one scale per row from a bound on its largest magnitude,
   so that a value is written for both of its products, as rows and transposed, as soon as it is known;
-* where gate and up are not kept (inference; training that recomputes them) and QuACK is installed, SwiGLU is in the
-  epilogue of its product, and a pass scales the rows: less to write and read than gate and up;
 * weights: one scale per expert, so that the transposed copy holds the same numbers. e4m3 has 15 binades of full
   precision below the largest weight;
 * operands of the weight gradients, whose contraction runs over slots: the row scales of the two factors are moved into
@@ -24,17 +22,14 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from . import launch, launch_quack
+from . import launch
 from .kernels.products import weight_gradient_kernel
 from .launch import ScaledRows, TileConfig, descriptor
-from .launch_quack import Tile, quack_pays
 from .layout import TILE, ExpertLayout
 from .saved import Save, SavedUp
 
 PRODUCT = TileConfig()
 WEIGHT_GRADIENT = TileConfig()
-UP_ALONE = Tile(128, 192, pingpong=True)
-DOWN = Tile(128, 256)
 
 
 class E4M3Weight(NamedTuple):
@@ -77,19 +72,12 @@ def up(
 ) -> tuple[ScaledRows, SavedUp]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     xs = launch.spread_rows(x_TD, layout, fp8=True)
-    if save is None and quack_pays(x_TD.device):
-        a_SI, _ = launch_quack.gated_product(
-            xs.values_SX, w_up.values_ENK, layout, UP_ALONE, row_scale_S=_unit(xs, w_up, layout), keep=False
-        )
-        return launch.scale_rows(a_SI, layout), SavedUp(None, None)
     h = product(xs, w_up, layout)
     a, saved = launch.swiglu_rows(h.view(layout.slots, 2, -1), layout, fp8=True, save=save)
     return a, saved._replace(x_scale_T=xs.scale_T)
 
 
 def down(a: ScaledRows, w_down: E4M3Weight, layout: ExpertLayout) -> Float[Tensor, "S D"]:
-    if quack_pays(a.values_SX.device):
-        return launch_quack.scaled_product(a.values_SX, _unit(a, w_down, layout), w_down.values_ENK, layout, DOWN)
     return product(a, w_down, layout)
 
 
@@ -123,11 +111,6 @@ def product(
     return launch.grouped_product(
         rows.values_SX, rows.scale_S, w.values_ENK, w.scale_E, layout, PRODUCT, largest_NS=largest_NS
     )
-
-
-def _unit(rows: ScaledRows, w: E4M3Weight, layout: ExpertLayout) -> Float32[Tensor, " S"]:
-    """What a unit of each row of the product is worth."""
-    return layout.by_slot(w.scale_E) * rows.scale_S
 
 
 def weight_gradient(left_MXB: Tensor, right_MYB: Tensor, unit_E: Float32[Tensor, " E"], layout: ExpertLayout) -> Tensor:

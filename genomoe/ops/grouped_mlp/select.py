@@ -63,24 +63,44 @@ def _run_fused(*tensors: Tensor, precision: str, save: str, rerun: bool, **optio
     return fused(*tensors, precision=precision, save=save, rerun=rerun, **options)
 
 
-def _fused_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:
+def _run_quack(*tensors: Tensor, precision: str, save: str, rerun: bool, **options: Any) -> Tensor:
+    from genomoe.ops.grouped_mlp.fused import fused
+
+    return fused(*tensors, products="quack", precision=precision, save=save, rerun=rerun, **options)
+
+
+def _quack_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:
+    if precision not in ("bf16", "fp8"):
+        return f"quack has bf16 and fp8 products, not {precision}"
+    if precision == "bf16" and save == "mxfp8":
+        return "quack keeps gate and up in bfloat16, not in MXFP8"
+    if why_not := _fused_unsupported(x_TD, w_up_E2ID, precision=precision, save=save, name="quack"):
+        return why_not
+    from genomoe.ops.grouped_mlp.launch_quack import quack_missing
+
+    return quack_missing()
+
+
+def _fused_unsupported(
+    x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str, name: str = "fused"
+) -> str | None:
     D, I = x_TD.shape[1], w_up_E2ID.shape[1] // 2
     if precision == "nvfp4":
-        return "fused has no NVFP4 products"
+        return f"{name} has no NVFP4 products"
     if importlib.util.find_spec("triton") is None:
-        return "fused needs Triton, which is not installed (it comes with torch's CUDA builds)"
+        return f"{name} needs Triton, which is not installed (it comes with torch's CUDA builds)"
     if x_TD.dtype != torch.bfloat16 or w_up_E2ID.dtype != torch.bfloat16:
-        return f"fused multiplies bfloat16 tokens and weights, not {x_TD.dtype} and {w_up_E2ID.dtype}"
+        return f"{name} multiplies bfloat16 tokens and weights, not {x_TD.dtype} and {w_up_E2ID.dtype}"
     if D % 32 or I % 32:
-        return f"fused needs a hidden size and an expert width that are multiples of 32, not {D} and {I}"
+        return f"{name} needs a hidden size and an expert width that are multiples of 32, not {D} and {I}"
     if x_TD.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return None
     if x_TD.device.type != "cuda":
-        return f"fused needs an NVIDIA GPU, not {x_TD.device.type} (or TRITON_INTERPRET=1, to try it slowly)"
+        return f"{name} needs an NVIDIA GPU, not {x_TD.device.type} (or TRITON_INTERPRET=1, to try it slowly)"
     capability = torch.cuda.get_device_capability(x_TD.device)
     needed = (9, 0) if precision == "fp8" else (8, 0)
     if capability < needed:
-        return f"fused with precision={precision} needs compute capability {needed[0]}.{needed[1]}, here {capability}"
+        return f"{name} with precision={precision} needs compute capability {needed[0]}.{needed[1]}, here {capability}"
     return None
 
 
@@ -99,12 +119,14 @@ def _te_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: st
 
 BACKENDS: dict[str, Backend] = {
     "te": Backend(_run_te, _te_unsupported),
+    "quack": Backend(_run_quack, _quack_unsupported),
     "fused": Backend(_run_fused, _fused_unsupported),
     "grouped_mm": Backend(_run_grouped_mm, grouped_mm.unsupported),
     "reference": Backend(_run_reference, _reference_unsupported),
 }
 REASONS = {
     "te": "Transformer Engine's fused grouped MLP, native MXFP8",
+    "quack": "grouped products of QuACK with SwiGLU in their epilogues: the fastest here",
     "fused": "grouped products between fused passes: the fastest here, and the least memory",
     "grouped_mm": "grouped products of torch",
     "reference": "a loop over experts, which runs anywhere",
@@ -130,22 +152,13 @@ def select_backend(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str
         raise ValueError(
             f"no expert backend offers precision={precision} with save={save} here: " + "; ".join(others.values())
         )
-    reason = REASONS[taken]
-    if taken == "fused" and precision == "bf16":
-        from genomoe.ops.grouped_mlp import launch_quack, products_quack
-        from genomoe.ops.grouped_mlp.fused import products_for
-
-        if products_for(precision, save, x_TD.device) is products_quack:
-            reason += "; products of QuACK"
-        elif why_not := launch_quack.quack_missing():
-            others["fused with products of QuACK"] = why_not
-    return Choice(taken, reason, others)
+    return Choice(taken, REASONS[taken], others)
 
 
 def _not_worth_it(name: str, x_TD: Tensor, precision: str) -> str | None:
     """Why a backend that could run is left to those who name it."""
     if name == "te" and not (precision == "mxfp8" and torch.cuda.get_device_capability(x_TD.device)[0] == 10):
         return "te is taken by itself only where its fused MXFP8 layer runs (compute capability 10.x, precision=mxfp8)"
-    if x_TD.device.type == "cpu" and name in ("fused", "grouped_mm"):
+    if x_TD.device.type == "cpu" and name in ("quack", "fused", "grouped_mm"):
         return f"on the CPU the loop over experts is faster than {name}"
     return None

@@ -49,7 +49,7 @@ class StepShape:
     @property
     def is_fused(self) -> bool:
         """Whether the experts are fused, on a GPU at least."""
-        return self.kernels.experts in ("auto", "fused", "te") and self.compute_bytes == 2
+        return self.kernels.experts in ("auto", "fused", "quack", "te") and self.compute_bytes == 2
 
     def is_flash4(self, head_size: int) -> bool:
         """Whether attention is FlashAttention-4's, as far as the packages and the GPU of this machine tell."""
