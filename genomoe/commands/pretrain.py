@@ -21,10 +21,12 @@ def run(overrides: Sequence[str], *, show_config: bool = False) -> None:
         sys.stdout.write(OmegaConf.to_yaml(config))
         return
     # Loading Lightning takes seconds: a mistake in the configuration is told before.
+    from genomoe.parallel.group import leave_group
     from genomoe.training.run import pretrain
 
     started = time.perf_counter()
     result = pretrain(config)
+    leave_group()
     if not result.is_global_zero:
         return
     if config.evaluate and not result.held_out:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from genomoe.model.pretrained import from_pretrained
+from genomoe.parallel.group import leave_group
 from genomoe.parallel.sharding import even_axis
 from genomoe.training.callbacks import SAME_SIGNAL, Checkpoint
 from genomoe.training.checkpoint import checkpoint_path, list_checkpoints
@@ -373,3 +374,10 @@ def test_what_does_not_go_together_is_refused_in_a_sentence(tmp_path: Path, monk
         ParallelConfig(strategy="ddp").check(2, OptimConfig())
     ParallelConfig().check(1, OptimConfig())
     assert not (tmp_path / "run").exists()
+
+
+def test_a_group_is_left_once(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    leave_group()
+    assert not torch.distributed.is_initialized()
+    leave_group()

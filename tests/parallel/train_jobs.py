@@ -16,6 +16,7 @@ import lightning
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed.tensor import DTensor
 
+from genomoe.parallel.group import leave_group
 from genomoe.training.compose import compose_config
 from genomoe.training.run import Terminated, pretrain
 
@@ -69,6 +70,7 @@ def main() -> None:
             print(f"genomoe: {error}", file=sys.stderr)
         except SIGTERMException:
             pass
+    leave_group()
 
 
 if __name__ == "__main__":
