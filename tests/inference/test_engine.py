@@ -9,6 +9,7 @@ from tiny_models import tiny_model
 
 from genomoe.inference import engine
 from genomoe.inference.engine import SCORES, Pair, PairScorer
+from genomoe.inference.prefix import SuffixAttention, SuffixBlock, run_prefix
 
 UNK = 8
 
@@ -139,6 +140,43 @@ def test_score_depends_neither_on_batch_nor_on_order(kind):
     alone = np.concatenate([PairScorer(model, kind, unk_id=UNK, batch_pairs=1)([pair]) for pair in pairs])
     one_by_one = PairScorer(model, kind, unk_id=UNK, batch_pairs=1)(pairs[::-1])[::-1]
     assert (alone == one_by_one).all(), "one variant a batch must be bitwise the same whatever else is scored"
+
+
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize(
+    ("device", "sizes"),
+    [
+        ("cpu", {"head_size": 16}),
+        pytest.param(
+            "cuda",
+            {"hidden_size": 256, "head_size": 64, "expert_size": 512, "num_experts": 8, "max_context": 2048},
+            marks=CUDA,
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_suffixes_that_agree_get_the_same_bits(device, sizes, dtype):
+    """Wherever they stand in a batch: so what REF and ALT have in common cancels, rounding and all."""
+    model = tiny_model(**sizes).to(device, dtype)
+    half = model.config.max_context // 2
+    generator = torch.Generator().manual_seed(0)
+    prefixes, suffixes = (torch.randint(4, 8, (2, half), generator=generator).to(device) for _ in range(2))
+    block = SuffixBlock(windows=[0, 1], start=half, count=3, length=half)
+    with torch.inference_mode():
+        cache, _ = run_prefix(model, prefixes)
+        hidden_TD = model(
+            suffixes[:, None].expand(-1, 3, -1).flatten(),
+            cu_seqlens=torch.tensor([0, block.tokens], dtype=torch.int32, device=device),
+            max_seqlen=2 * half,
+            position_ids=block.positions(prefixes.device),
+            compute_logits=False,
+            attend=SuffixAttention(cache, [block]),
+        ).hidden
+    first, *others = hidden_TD.view(2, 3, half, -1).unbind(1)
+    assert first.std() > 0
+    assert all(torch.equal(other, first) for other in others)
 
 
 def test_model_mode_and_random_state_are_left_alone():
