@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from genomoe.ops.attention_kernels import Kernel, Masking
+from genomoe.ops.optional import package_unusable
 
 LARGEST_HEAD = 128
 """Largest head size for which `auto` takes it."""
@@ -42,15 +42,7 @@ def flash4_missing() -> str | None:
         return "no CUDA device"
     if torch.cuda.get_device_capability()[0] < 9:
         return "it needs an NVIDIA GPU of compute capability 9.0 or higher"
-    try:
-        version = metadata.version("flash-attn-4")
-    except metadata.PackageNotFoundError:
-        return "flash-attn-4 is not installed (pip install 'genomoe[flash4]')"
-    try:
-        _kernels()
-    except Exception as error:  # whatever an installation that does not fit the others raises, attention must run
-        return f"flash-attn-4 {version} does not load ({type(error).__name__}: {error})"
-    return None
+    return package_unusable("flash-attn-4", "flash4", _kernels)
 
 
 def _kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:

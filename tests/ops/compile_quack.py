@@ -13,8 +13,8 @@ from genomoe.ops.grouped_mlp.launch_quack import compiled_product
 
 Compiler._check_cuda_dependencies_once = lambda self, libraries: None  # it asks for a driver before it compiles
 
-bf16 = {"gated": True, "e4m3": False, "scaled": False}
-e4m3 = {"e4m3": True, "scaled": True, "gather": False}
+bf16 = {"gated": True, "e4m3": False}
+e4m3 = {"e4m3": True, "gather": False}
 for tile, options in (
     (products_quack.UP, {**bf16, "keep": True, "gather": False}),
     (products_quack.UP_ALONE, {**bf16, "keep": False, "gather": False}),

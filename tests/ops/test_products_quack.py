@@ -96,16 +96,15 @@ def gemm_dgated(
         colvec_reduce[:end, column] = share[:, column * width : (column + 1) * width].sum(1)
 
 
-def compiled_product(tile, *, gated, e4m3, scaled, keep, gather):
-    assert e4m3 == scaled
-
-    def kernel(x, w, out, layout, taken, *, gather):
+def compiled_product(tile, *, gated, e4m3, keep, gather):
+    def kernel(x, w, out, layout, taken):
         starts, rows = launch_quack._starts(layout), launch_quack._token_of_slot(layout) if gather else None
         found, end = grouped(x, w, starts, rows, ("B",) if gated else None)
         row_scale = taken[-1]
-        assert (row_scale is not None) == scaled
+        assert (row_scale is not None) == e4m3
+        assert (x.dtype == w.dtype == torch.float8_e4m3fn) == e4m3
         assert (out is not None) == keep
-        if scaled:
+        if e4m3:
             found = found * row_scale[:end, None]
         if keep:
             out[:end] = found.to(out.dtype)
@@ -130,7 +129,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quack_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def quack_products(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cuda":
         if missing := launch_quack.quack_missing():
             pytest.skip(f"QuACK's products: {missing}")

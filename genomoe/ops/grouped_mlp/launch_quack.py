@@ -2,7 +2,8 @@
 
 Unlike Triton's, their epilogues run under the next tile's product, so SwiGLU and its gradient cost little there; and
 their rows can be gathered as they are loaded. On an H200 at its power limit, milliseconds in bfloat16 (every kernel
-alone for 0.1 s, commit eaa1655), gathered / copied into place without the copy / Triton with its passes:
+alone for 0.1 s with its best tile and QuACK's own epilogues, commit eaa1655), gathered / copied into place without the
+copy / Triton with its passes:
 
 | | genos-1.2b | olmoe | fine-64x8 |
 |---|---|---|---|
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
+from ..optional import package_unusable
 from .layout import ExpertLayout
 
 
@@ -52,17 +53,13 @@ def quack_missing() -> str | None:
         return "quack needs an NVIDIA GPU"
     if torch.cuda.get_device_capability()[0] != 9:
         return "QuACK's products are used on Hopper (compute capability 9.0), where they were measured"
-    try:
-        version = metadata.version("quack-kernels")
-    except metadata.PackageNotFoundError:
-        return "quack-kernels is not installed (pip install 'genomoe[quack]')"
-    try:
-        from quack import gemm, gemm_dact  # noqa: F401
+    return package_unusable("quack-kernels", "quack", _load)
 
-        from .kernels import products_cute  # noqa: F401
-    except Exception as error:  # whatever an installation that does not fit the others raises, experts must run
-        return f"quack-kernels {version} does not load ({type(error).__name__}: {error})"
-    return None
+
+def _load() -> None:
+    from quack import gemm, gemm_dact  # noqa: F401
+
+    from .kernels import products_cute  # noqa: F401
 
 
 def gated_product(
@@ -78,19 +75,15 @@ def gated_product(
     """silu(gate) up score in bfloat16, and, to keep, gate and up.
 
     Args:
-        x_XD: bfloat16, or e4m3 with a weight in e4m3; rows by slot, or with `gather` by token.
-        row_scale_S: the factor of every row of gate and up.
+        x_XD: bfloat16 or, as the weight, e4m3; rows by slot, or with `gather` by token.
+        row_scale_S: the factor of every row of gate and up, for operands in e4m3.
     """
     S, I = layout.slots, w_up_E2ID.shape[1] // 2
     a_SI = torch.empty(S, I, dtype=torch.bfloat16, device=x_XD.device)
     h_SI2 = torch.empty(S, I, 2, dtype=torch.bfloat16, device=x_XD.device) if keep else None
-    kernel = compiled_product(
-        tile, gated=True, e4m3=_is_e4m3(x_XD), scaled=row_scale_S is not None, keep=keep, gather=gather
-    )
-    kernel(
-        x_XD, w_up_E2ID, None if h_SI2 is None else h_SI2.flatten(1), layout,
-        (a_SI, layout.score_S, row_scale_S), gather=gather,
-    )  # fmt: skip
+    kernel = compiled_product(tile, gated=True, e4m3=row_scale_S is not None, keep=keep, gather=gather)
+    h_SH = None if h_SI2 is None else h_SI2.flatten(1)
+    kernel(x_XD, w_up_E2ID, h_SH, layout, (a_SI, layout.score_S, row_scale_S))
     return a_SI, h_SI2
 
 
@@ -99,16 +92,17 @@ def scaled_product(
 ) -> Float[Tensor, "S N"]:
     """a @ w[expert of the row]^T times the row's factor in bfloat16; operands in e4m3."""
     out = torch.empty(layout.slots, w_ENK.shape[1], dtype=torch.bfloat16, device=a_SK.device)
-    kernel = compiled_product(tile, gated=False, e4m3=_is_e4m3(a_SK), scaled=True, keep=True, gather=False)
-    kernel(a_SK, w_ENK, out, layout, (row_scale_S,), gather=False)
+    kernel = compiled_product(tile, gated=False, e4m3=True, keep=True, gather=False)
+    kernel(a_SK, w_ENK, out, layout, (row_scale_S,))
     return out
 
 
 @functools.cache
-def compiled_product(
-    tile: Tile, *, gated: bool, e4m3: bool, scaled: bool, keep: bool, gather: bool
-) -> Callable[..., None]:
-    """One of our own epilogues' kernels for any sizes: of x, w, out, the layout and what the epilogue takes."""
+def compiled_product(tile: Tile, *, gated: bool, e4m3: bool, keep: bool, gather: bool) -> Callable[..., None]:
+    """One of our own epilogues' kernels for any sizes: of x, w, out, the layout and what the epilogue takes.
+
+    Products in e4m3 are scaled by row.
+    """
     import cutlass
     import cutlass.cute as cute
     from quack.compile_utils import make_fake_tensor
@@ -131,7 +125,7 @@ def compiled_product(
     taken: tuple[Any, ...] = (factor,)
     if gated:
         out = make_fake_tensor(cutlass.BFloat16, (rows, cute.sym_int()), leading_dim=1, divisibility=8)
-        taken = (out, factor, factor if scaled else None)
+        taken = (out, factor, factor if e4m3 else None)
     product: Any = GatedProductSm90 if gated else ScaledProductSm90
     compiled = compile_gemm_kernel(
         product, dtype, (tile.rows, tile.columns), (*tile.cluster, 1), tile.pingpong,
@@ -142,7 +136,7 @@ def compiled_product(
         concat_layout=("B",) if gated else None,
     )  # fmt: skip
 
-    def run(x: Tensor, w: Tensor, out: Tensor | None, layout: ExpertLayout, taken: tuple, *, gather: bool) -> None:
+    def run(x: Tensor, w: Tensor, out: Tensor | None, layout: ExpertLayout, taken: tuple) -> None:
         compiled(
             x, w.permute(1, 2, 0), out, None, product.EpilogueArguments(*taken, rounding_mode=None),
             make_scheduler_args(_active_clusters(tile), 8, None),
@@ -216,10 +210,6 @@ def _options(tile: Tile) -> dict[str, Any]:
         "tile_M": tile.rows, "tile_N": tile.columns, "pingpong": tile.pingpong,
         "cluster_M": tile.cluster[0], "cluster_N": tile.cluster[1],
     }  # fmt: skip
-
-
-def _is_e4m3(x: Tensor) -> bool:
-    return x.dtype == torch.float8_e4m3fn
 
 
 def _starts(layout: ExpertLayout) -> Int32[Tensor, " E1"]:

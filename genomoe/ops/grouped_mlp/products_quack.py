@@ -40,7 +40,7 @@ def up(
 ) -> tuple[Tensor, SavedUp]:
     """a = silu(gate) up score in slot order, and what backward needs of gate and up."""
     gather, keep = _gathers(x_TD, w_up_E2ID.shape[1] // 2), save is not None
-    rows = x_TD if gather else launch.spread_rows(x_TD, layout, fp8=False).values_SX
+    rows = _rows(x_TD, layout, gather)
     tile = WIDE if gather else UP if keep else UP_ALONE
     a, h = launch_quack.gated_product(rows, w_up_E2ID, layout, tile, gather=gather, keep=keep)
     return a, SavedUp(h, None)
@@ -63,23 +63,25 @@ def backward(
     dw_up, dw_down = torch.empty_like(w_up), torch.empty_like(w_down)
     gather = _gathers(x_TD, w_down.shape[2])
     assert saved.h is not None, "backward needs gate and up"
-
-    def rows(of_TD: Tensor) -> Tensor:
-        return of_TD if gather else launch.spread_rows(of_TD, layout, fp8=False).values_SX
-
-    dys = rows(dy_TD)
+    dys = _rows(dy_TD, layout, gather)
     dh, a, dscore_S = launch_quack.gated_product_gradient(
         dys, w_down, saved.h, layout, WIDE if gather else DH, gather=gather
     )
     launch_quack.weight_gradient(dys, a, layout, dw_down, WIDE, gather=gather)
     del dys, a
     dh = dh.flatten(1)
-    launch_quack.weight_gradient(
-        rows(x_TD), dh, layout, dw_up.transpose(1, 2), WIDE if gather else DW_UP, gather=gather, pairs=True
-    )
+    xs = _rows(x_TD, layout, gather)
+    tile = WIDE if gather else DW_UP
+    launch_quack.weight_gradient(xs, dh, layout, dw_up.transpose(1, 2), tile, gather=gather, pairs=True)
+    del xs
     dx = launch_quack.product(dh, w_up.transpose(1, 2), layout, DX, pairs=True)
     return dx, dw_up, dw_down, dscore_S
 
 
 def _gathers(x_TD: Tensor, width: int) -> bool:
     return width <= NARROW_EXPERTS and x_TD.shape[0] > 0
+
+
+def _rows(x_TD: Tensor, layout: ExpertLayout, gather: bool) -> Tensor:
+    """By token, to be gathered as they are loaded, or copied into slot order."""
+    return x_TD if gather else launch.spread_rows(x_TD, layout, fp8=False).values_SX

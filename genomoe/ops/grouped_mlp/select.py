@@ -57,16 +57,10 @@ def _run_grouped_mm(*tensors: Tensor, precision: str, save: str, rerun: bool, **
     return in_chunks(grouped_mm.grouped_mlp_grouped_mm, *tensors, recompute=save == "recompute", **options)
 
 
-def _run_fused(*tensors: Tensor, precision: str, save: str, rerun: bool, **options: Any) -> Tensor:
+def _run_fused(*tensors: Tensor, **options: Any) -> Tensor:
     from genomoe.ops.grouped_mlp.fused import fused
 
-    return fused(*tensors, precision=precision, save=save, rerun=rerun, **options)
-
-
-def _run_quack(*tensors: Tensor, precision: str, save: str, rerun: bool, **options: Any) -> Tensor:
-    from genomoe.ops.grouped_mlp.fused import fused
-
-    return fused(*tensors, products="quack", precision=precision, save=save, rerun=rerun, **options)
+    return fused(*tensors, **options)
 
 
 def _quack_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: str) -> str | None:
@@ -119,7 +113,7 @@ def _te_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save: st
 
 BACKENDS: dict[str, Backend] = {
     "te": Backend(_run_te, _te_unsupported),
-    "quack": Backend(_run_quack, _quack_unsupported),
+    "quack": Backend(functools.partial(_run_fused, products="quack"), _quack_unsupported),
     "fused": Backend(_run_fused, _fused_unsupported),
     "grouped_mm": Backend(_run_grouped_mm, grouped_mm.unsupported),
     "reference": Backend(_run_reference, _reference_unsupported),
