@@ -202,6 +202,20 @@ def test_without_a_backward_pass_the_output_is_as_close(precision: str) -> None:
     assert error < (0.04 if precision == "fp8" else 4e-3), "it is training's forward pass but for one rounding"
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_its_products_run_where_it_is_named_and_nowhere_else(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, index, dy = tensors(T=20, D=64, I=64, E=3, K=2)
+    launched: list[object] = []
+    real = launch_quack.compiled_product
+    monkeypatch.setattr(
+        launch_quack, "compiled_product", lambda tile, **how: launched.append(tile) or real(tile, **how)
+    )
+    run(leaves, index, dy, backend="fused", precision=precision, save="recompute")
+    assert not launched
+    run(leaves, index, dy, backend="quack", precision=precision, save="recompute")
+    assert launched
+
+
 def test_rows_are_scaled_by_their_own_power_of_two() -> None:
     layout = expert_layout(torch.zeros(3, 1, dtype=torch.int32, device=DEVICE), torch.ones(3, 1, device=DEVICE), 1)
     a = torch.randn(layout.slots, 160, device=DEVICE).bfloat16() * torch.logspace(
