@@ -216,6 +216,18 @@ def test_its_products_run_where_it_is_named_and_nowhere_else(precision: str, mon
     assert launched
 
 
+def test_whether_it_can_run_is_said_where_there_is_no_triton() -> None:
+    script = (
+        "import sys; sys.modules['triton'] = None; import torch; from genomoe.ops.grouped_mlp import select_backend\n"
+        "x, w = torch.ones(2, 64).bfloat16(), torch.ones(3, 128, 64).bfloat16()\n"
+        "choice = select_backend(x, w, precision='bf16', save='bf16')\n"
+        "print(choice.name, choice.others['quack'], sep=': ')"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "reference: quack needs an NVIDIA GPU\n", done.stderr[-1000:]
+
+
 def test_rows_are_scaled_by_their_own_power_of_two() -> None:
     layout = expert_layout(torch.zeros(3, 1, dtype=torch.int32, device=DEVICE), torch.ones(3, 1, device=DEVICE), 1)
     a = torch.randn(layout.slots, 160, device=DEVICE).bfloat16() * torch.logspace(

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,9 @@ from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
 from ..optional import package_unusable
-from .layout import ExpertLayout
+
+if TYPE_CHECKING:  # it imports Triton, and whether this path can run is asked where there is none
+    from .layout import ExpertLayout
 
 
 class Tile(NamedTuple):

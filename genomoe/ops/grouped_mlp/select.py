@@ -68,11 +68,9 @@ def _quack_unsupported(x_TD: Tensor, w_up_E2ID: Tensor, *, precision: str, save:
         return f"quack has bf16 and fp8 products, not {precision}"
     if precision == "bf16" and save == "mxfp8":
         return "quack keeps gate and up in bfloat16, not in MXFP8"
-    if why_not := _fused_unsupported(x_TD, w_up_E2ID, precision=precision, save=save, name="quack"):
-        return why_not
     from genomoe.ops.grouped_mlp.launch_quack import quack_missing
 
-    return quack_missing()
+    return quack_missing() or _fused_unsupported(x_TD, w_up_E2ID, precision=precision, save=save, name="quack")
 
 
 def _fused_unsupported(
